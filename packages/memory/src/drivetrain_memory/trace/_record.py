@@ -7,10 +7,15 @@ kernels take for themselves, such as the workspace of a matrix product, is not s
 
 from __future__ import annotations
 
+import itertools
+import random
+import re
 import sys
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -22,21 +27,36 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory.trace._recorder import Recorder, number
 from drivetrain_memory.trace._simulated_cuda import (
     Values,
     accelerator_is_cuda,
     require_simulation,
 )
-from drivetrain_memory.trace._stand_ins import StandIns
+from drivetrain_memory.trace._stand_ins import StandIns, is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _DEVICE = "cuda"
 _TENSOR = torch.Tensor
+_PROPERTIES = SimpleNamespace(
+    name="a simulated device",
+    major=9,
+    minor=0,
+    total_memory=80 * 2**30,
+    multi_processor_count=132,
+)
 # They show numbers, or take them out.
 _SHOWN = {_TENSOR.numpy, _TENSOR.tolist, _TENSOR.__format__, _TENSOR.__array__}
+# What PyTorch says where it needs values, or a device that is there.
+_UNKNOWN = re.compile(
+    "_cuda|with CUDA|CUDA support|CUDA build|dummy base|for cuda is|torch.cuda|not allocated|"
+    "DataDependent|DynamicOutput|Could not run|no rule registered|Cannot access storage|"
+    "not recognized: cuda|_share_fd_|create a new Stream"
+)
+_DATA = _TENSOR.data.__set__  # type: ignore[attr-defined]
 # They change a tensor, and no operator is called.
 _CHANGES = {
     _TENSOR.requires_grad_,
@@ -54,6 +74,11 @@ class _Program(TorchFunctionMode):
         super().__init__()
         self._recorder = recorder
         self._stand_ins = stand_ins
+        self._default: Any = _DEVICE
+
+    def set_default_device(self, device: Any) -> None:
+        """Lets tensors lie elsewhere, for which the program names no device."""
+        self._default = device or "cpu"
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -65,7 +90,7 @@ class _Program(TorchFunctionMode):
             generator = kwargs.get("generator")
             if generator is not None and generator.device.type == "cpu":
                 del kwargs["generator"]
-            out = self._stand_ins.call(func, args, {**kwargs, "device": _DEVICE})
+            out = self._stand_ins.call(func, args, {**kwargs, "device": self._default})
             self._recorder.open(out)
             return out
         if func is _TENSOR.pin_memory:
@@ -74,11 +99,25 @@ class _Program(TorchFunctionMode):
             with _disable_current_modes():
                 shown = torch.full(args[0].shape, number(args[0]), dtype=args[0].dtype)
                 return func(shown, *args[1:], **kwargs)
+        if func is _TENSOR.__deepcopy__ and isinstance(args[0], FakeTensor):
+            return self._copied(*args)
         if func in _CHANGES or func.__name__ == "__set__":
-            args = (self._stand_ins.of(args[0]), *args[1:])
+            args = tree_map(self._stand_ins.of, args)
+        if func == _DATA and isinstance(args[0], FakeTensor):
+            args[0].fake_device = args[1].device
         if func in {_TENSOR.cuda, _TENSOR.to} and _to_device(func, args, kwargs):
             args = (self._recorder.moved(args[0]), *args[1:])
         return self._stand_ins.call(func, args, kwargs)
+
+    def _copied(self, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
+        # PyTorch's own copy of a tensor without values loses its storage.
+        if id(tensor) not in memo:
+            copied: torch.Tensor = tensor.detach().clone()
+            if isinstance(tensor, nn.Parameter):
+                copied = nn.Parameter(copied)
+            memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
+            self._recorder.open(copied)
+        return memo[id(tensor)]
 
 
 def _to_device(func: Any, args: Any, kwargs: Any) -> bool:
@@ -101,7 +140,8 @@ def record(name: str) -> Iterator[Recorder]:
     with `device="cpu"` lie in the host's memory and are not recorded. What is made without
     a device and moved to the device later lay in the host's memory until then. A number
     that is asked of a tensor (`loss.item()`) is 1, a yes or no what follows of that.
-    Modules and optimizers that the program had before are given back as they were.
+    Modules, optimizers, schedulers, scalers and random numbers are given back as they were
+    before, `torch.save` writes nothing, and no other thread may train meanwhile.
 
     Args:
         name: Of the trace.
@@ -122,18 +162,34 @@ def record(name: str) -> Iterator[Recorder]:
     """
     require_simulation()
     recorder, stand_ins = Recorder(name, _DEVICE), StandIns(_DEVICE)
+    stand_ins.keep()
     program = _Program(recorder, stand_ins)
     with ExitStack() as stack:
         stack.callback(stand_ins.restore)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         # Compiled code takes what its own planning leaves; the steps as written are recorded.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_simulated(recorder, stand_ins, program))
         stack.enter_context(accelerator_is_cuda())
-        stack.enter_context(Values(allow_non_fake_inputs=True))
+        stack.enter_context(
+            Values(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        )
         stack.enter_context(recorder)
         stack.enter_context(stand_ins)
         stack.enter_context(program)
-        yield recorder
+        try:
+            yield recorder
+        except Exception as error:
+            if isinstance(error, MemoryUseError) or not _UNKNOWN.search(repr(error)):
+                raise
+            message = (
+                "this needs values, or a device that is there, and a program that is "
+                f"recorded has neither: do it before, or leave it out: {error}"
+            )
+            raise MemoryUseError(message) from error
 
 
 @contextmanager
@@ -142,7 +198,7 @@ def _simulated(
 ) -> Iterator[None]:
     """Meanwhile PyTorch has a device, and what calls no operator is seen all the same."""
     with ExitStack() as stack:
-        for owner, replaced in _replacements(recorder, stand_ins, program):
+        for owner, replaced in _replacements(recorder, stand_ins, program, stack):
             for name, value in replaced.items():
                 before = vars(owner).get(name)
                 setattr(owner, name, value)
@@ -153,18 +209,17 @@ def _simulated(
                         else (delattr, owner, name)
                     )
                 )
-        handle = register_optimizer_step_pre_hook(stand_ins.keep_optimizer)
+        handle = register_optimizer_step_pre_hook(stand_ins.step)
         stack.callback(handle.remove)
         yield
 
 
 def _replacements(
-    recorder: Recorder, stand_ins: StandIns, program: _Program
+    recorder: Recorder, stand_ins: StandIns, program: _Program, stack: ExitStack
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Returns what stands in whose place while a program is recorded."""
     resize, next_batch = torch.UntypedStorage.resize_, _BaseDataLoaderIter.__next__
     apply, convert = torch.autograd.Function.apply, nn.Module._apply
-    call = nn.Module._call_impl
     iterate, run = DataLoader.__iter__, torch.autograd.graph._engine_run_backward
     types = {"_foreach_supported_types": [_TENSOR, nn.Parameter, FakeTensor]}
     swap, nothing = torch.utils.swap_tensors, _always(None)
@@ -179,19 +234,18 @@ def _replacements(
         return apply.__func__(function, *args, **kwargs)
 
     def converted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        for part in module.modules():
-            stand_ins.keep_module(part)
+        for held in (module._parameters, module._buffers) if is_recorded() else ():
+            held.update({name: stand_ins.of(leaf) for name, leaf in held.items()})
         return convert(module, *args, **kwargs)
 
     def swapped(one: torch.Tensor, other: Any) -> None:
+        # A tensor that is remembered cannot take the place of another.
+        if isinstance(one, FakeTensor) and one.device.type != "meta":
+            one.data = other
+            return
         if isinstance(other, FakeTensor):
-            # A tensor that is remembered cannot take the place of another.
             other.fake_mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
         swap(one, other)
-
-    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        stand_ins.keep_module(module)
-        return call(module, *args, **kwargs)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         # A step that is computed anew in the backward calls functions, too.
@@ -206,6 +260,10 @@ def _replacements(
 
     def batches_of(loader: Any) -> Any:
         pinned, loader.pin_memory = loader.pin_memory, False
+        for owner in (loader, loader.sampler):
+            generator = getattr(owner, "generator", None)
+            if generator is not None:
+                stack.callback(generator.set_state, generator.get_state())
         try:
             with _disable_current_modes(), torch._C.DisableTorchFunction():
                 return iterate(loader)
@@ -223,6 +281,18 @@ def _replacements(
                 "current_device": _always(0),
                 "get_device_capability": _always((9, 0)),
                 "get_device_name": _always("a simulated device"),
+                "get_device_properties": _always(_PROPERTIES),
+                "mem_get_info": _always((_PROPERTIES.total_memory,) * 2),
+                "memory_summary": _always(""),
+                "reset_peak_memory_stats": nothing,
+                "Stream": _Stream,
+                "Event": _Stream,
+                "device": _Stream,
+                "current_stream": _always(_Stream(number=0)),
+                "default_stream": _always(_Stream(number=0)),
+                "stream": lambda stream: recorder.stream(
+                    stream.number if stream else 0
+                ),
                 "get_rng_state": _always(torch.zeros(16, dtype=torch.uint8)),
                 "set_rng_state": nothing,
                 "set_device": nothing,
@@ -237,15 +307,22 @@ def _replacements(
                 "device_count": _always(1),
                 "current_accelerator": _always(torch.device(_DEVICE)),
                 "current_device_index": _always(0),
-                "current_stream": _always(_Stream()),
+                "current_stream": _always(_Stream(number=0)),
                 "synchronize": nothing,
             },
+        ),
+        # Nothing that has no values is written where a program's checkpoints lie.
+        (torch, {"save": nothing, "set_default_device": program.set_default_device}),
+        (nn.DataParallel, {"forward": lambda self, *x, **y: self.module(*x, **y)}),
+        (
+            _TENSOR,
+            {"record_stream": lambda x, of: recorder.record_stream(x, of.number)},
         ),
         (torch.UntypedStorage, {"resize_": resized}),
         (torch.autograd.Function, {"apply": classmethod(applied)}),
         (torch.autograd, {"_engine_run_backward": run_backward}),
         (torch.autograd.graph, {"_engine_run_backward": run_backward}),
-        (nn.Module, {"_apply": converted, "_call_impl": called}),
+        (nn.Module, {"_apply": converted}),
         (torch.backends.cudnn, {"is_acceptable": _always(False)}),
         (torch.utils, {"swap_tensors": swapped}),
         (sys.modules[torch.optim.Optimizer.__module__], types),
@@ -256,11 +333,28 @@ def _replacements(
 
 
 class _Stream:
-    """The one stream of a simulated device."""
+    """A stream, an event or a guard of a simulated device: all is done when it is asked."""
 
-    def is_capturing(self) -> bool:
-        """No graph is captured."""
-        return False
+    _numbers = itertools.count(1)
+
+    def __init__(self, *_: Any, number: int | None = None, **__: Any) -> None:
+        """Takes the next number."""
+        self.number = next(self._numbers) if number is None else number
+        self.query, self.is_capturing = _always(True), _always(False)
+        self.elapsed_time, self.record_event = _always(1.0), _always(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Nothing is waited for."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _always(None)
+
+    def __enter__(self) -> Self:
+        """Changes nothing."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Changes nothing."""
 
 
 def _always(answer: Any) -> Callable[..., Any]:

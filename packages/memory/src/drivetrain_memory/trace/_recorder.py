@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
+    UnsupportedOperatorException,
 )
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
@@ -66,7 +67,7 @@ class Recorder(TorchDispatchMode):
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
         """Another stream uses a tensor too."""
-        known = self._storages.get(tensor.untyped_storage()._cdata)
+        known = self._known(tensor)
         if known is not None:
             self._builder.record_stream(known[1], stream)
 
@@ -86,6 +87,12 @@ class Recorder(TorchDispatchMode):
             return number(args[0])
         try:
             out = func(*args, **kwargs)
+        except UnsupportedOperatorException:
+            message = (
+                f"PyTorch cannot say what memory {func} takes without running it: leave "
+                "it out of what is recorded, or give other operators in its place"
+            )
+            raise MemoryUseError(message) from None
         except (DataDependentOutputException, DynamicOutputShapeException):
             message = (
                 f"what {func} gives depends on values, and tensors have none while a "
@@ -106,6 +113,12 @@ class Recorder(TorchDispatchMode):
         """Writes down the storages of tensors that are new, or of another size."""
         for leaf in tree_iter(tensors):
             if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
+                if leaf.layout != torch.strided:
+                    message = (
+                        f"what a tensor of layout {leaf.layout} takes depends on its "
+                        "values: record with a dense one in its place"
+                    )
+                    raise MemoryUseError(message)
                 self.add_storage(leaf.untyped_storage())
 
     def add_storage(self, storage: torch.UntypedStorage) -> None:
@@ -129,8 +142,8 @@ class Recorder(TorchDispatchMode):
 
     def open(self, tensor: torch.Tensor) -> None:
         """Notes that the program has named no device for a tensor."""
-        known = self._storages.get(tensor.untyped_storage()._cdata)
-        if known:
+        known = self._known(tensor)
+        if known is not None:
             self._open.add(known[1])
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -138,16 +151,21 @@ class Recorder(TorchDispatchMode):
 
         It lay in the host's memory until now, and nothing of it is in the trace.
         """
-        storage = tensor.untyped_storage()
-        known = self._storages.get(storage._cdata)
+        known = self._known(tensor)
         if known is None or known[1] not in self._open:
             return tensor
-        self._host.add(storage._cdata)
+        self._host.add(tensor.untyped_storage()._cdata)
         self._builder.leave_out(known[1])
         copy = tensor.clone()
         if copy.is_leaf:
             copy.requires_grad_(tensor.requires_grad)
         return copy
+
+    def _known(self, tensor: Any) -> tuple[weakref.ref[Any], int, int] | None:
+        # Those of torch.func and sparse ones are wrappers of others.
+        if not isinstance(tensor, FakeTensor) or tensor.layout != torch.strided:
+            return None
+        return self._storages.get(tensor.untyped_storage()._cdata)
 
     def _gone(self, key: int) -> None:
         _, block, size = self._storages.pop(key)

@@ -6,14 +6,17 @@ own models, gradients and optimizers are afterwards what they were.
 
 from __future__ import annotations
 
+import copy
+import gc
 import threading
 import weakref
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 _COPIES = {_aten._to_copy.default, _aten.copy_.default}
+# What these have before a program is recorded is given back to them.
+_KEPT = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+_CONTAINERS = {dict, OrderedDict, defaultdict, list, set}
 
 
 class NeedsStandIns(Exception):  # noqa: N818
@@ -50,7 +56,7 @@ class StandIns(TorchDispatchMode):
         self._for: Any = WeakIdKeyDictionary()
         self._storages: weakref.WeakValueDictionary[int, torch.Tensor]
         self._storages = weakref.WeakValueDictionary()
-        self._kept: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._kept: list[tuple[Any, Any]] = []
         self._thread = threading.local()
 
     def known(self, leaf: Any) -> Any:
@@ -93,6 +99,12 @@ class StandIns(TorchDispatchMode):
         """Runs an operator on what stands in for its arguments."""
         del types
         kwargs = kwargs or {}
+        if torch.is_inference_mode_enabled() and func.namespace != "prim":
+            # Else the operators that one is made of would not be seen.
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         leaves = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
         own = [leaf for leaf in leaves if is_own(leaf)]
         if not own or (func in _COPIES and own[0] is not args[0]):
@@ -106,24 +118,21 @@ class StandIns(TorchDispatchMode):
             raise NeedsStandIns
         return func(*tree_map(self.of, args), **tree_map(self.of, kwargs))
 
-    def keep_module(self, module: nn.Module, *_: Any) -> None:
-        """Keeps what a module has, to be given back to it."""
-        parts = ("_parameters", "_buffers", "_modules")
-        own = [*module._parameters.values(), *module._buffers.values()]
-        if id(module) not in self._kept and any(map(is_own, own)):
-            held = {
-                **vars(module),
-                **{part: dict(vars(module)[part]) for part in parts},
-            }
-            self._kept[id(module)] = module, held
+    def keep(self) -> None:
+        """Keeps what modules, optimizers and the like have, to be given back to them."""
+        for owner in gc.get_objects():
+            if issubclass(type(owner), _KEPT):
+                has = [x for x in vars(owner).values() if type(x) in _CONTAINERS]
+                groups = getattr(owner, "param_groups", [])
+                self._kept += [(x, copy.copy(x)) for x in (vars(owner), *has, *groups)]
 
-    def keep_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Keeps what an optimizer has, and lets it step what stands in for it."""
+    def step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Lets an optimizer of before step what stands in for what it has."""
         groups, state = optimizer.param_groups, optimizer.state
-        if not any(is_own(p) for group in groups for p in group["params"]):
+        if not is_recorded() or not any(
+            is_own(p) for group in groups for p in group["params"]
+        ):
             return
-        held = {"param_groups": groups, "state": state}
-        self._kept.setdefault(id(optimizer), (optimizer, held))
         optimizer.param_groups = [tree_map(self.of, dict(group)) for group in groups]
         optimizer.state = defaultdict(dict)
         for parameter, values in state.items():
@@ -131,8 +140,9 @@ class StandIns(TorchDispatchMode):
 
     def restore(self) -> None:
         """Gives back to modules and optimizers what was theirs."""
-        for owner, held in self._kept.values():
-            vars(owner).update(held)
+        for owner, held in self._kept:
+            owner.clear()
+            (owner.extend if isinstance(owner, list) else owner.update)(held)
         self._kept.clear()
 
     def _made(self, own: torch.Tensor) -> torch.Tensor:
@@ -149,20 +159,22 @@ class StandIns(TorchDispatchMode):
             )
             raise MemoryUseError(message)
         storage = own.untyped_storage()
-        with torch.no_grad():
-            whole = self._storages.get(storage._cdata)
-            if whole is None:
-                whole = torch.empty(
-                    storage.nbytes(), dtype=torch.uint8, device=self._device
-                )
-                self._storages[storage._cdata] = whole
-            made = torch.empty(0, dtype=own.dtype, device=self._device).set_(
-                whole.untyped_storage(), own.storage_offset(), own.shape, own.stride()
-            )
+        size, unit = storage.nbytes(), own.element_size()
+        # What is made while nothing has a gradient may need one later.
+        with torch.inference_mode(False), torch.no_grad():
+            other = self._storages.get(storage._cdata)
+            if other is None or other.untyped_storage().nbytes() != size:
+                whole = torch.empty(size, dtype=torch.uint8, device=self._device)
+            else:
+                all_of_it = (size // other.element_size(),), (1,), 0
+                whole = other.detach().as_strided(*all_of_it).view(torch.uint8)
+            typed = whole[: size // unit * unit].view(own.dtype)
+            made = typed.as_strided(own.shape, own.stride(), own.storage_offset())
+            made = self._storages[storage._cdata] = made.detach()
             if isinstance(own, nn.Parameter):
                 made = nn.Parameter(made, own.requires_grad)
+                self._storages[storage._cdata] = made
             made.requires_grad_(own.requires_grad)
-            made.whole = whole  # type: ignore[attr-defined]
         if own.grad is not None:
             made.grad = self.of(own.grad)
         return made
@@ -170,7 +182,14 @@ class StandIns(TorchDispatchMode):
 
 def is_own(leaf: Any) -> bool:
     """Returns whether something is a tensor that has values."""
-    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, FakeTensor)
+    if not isinstance(leaf, torch.Tensor) or isinstance(leaf, FakeTensor):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(leaf)
+
+
+def is_recorded() -> bool:
+    """Returns whether this thread runs what is recorded."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def _leaves_host(kwargs: dict[str, Any]) -> bool:
