@@ -8,7 +8,7 @@ keeping it, and every implementation drops the same elements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -85,23 +85,11 @@ def dropout_add_rms_norm(
         >>> total
         tensor([[2., 2., 0., 0.]])
     """
-    found = facts(
-        x,
-        residual,
-        weight,
-        p=p,
-        training=training,
-        seed=seed,
-        generator=generator,
-        eps=eps,
-        offset=offset,
-        cast=cast,
-    )
+    norm: dict[str, Any] = {"eps": eps, "offset": offset, "cast": cast}
+    found = facts(x, residual, weight, p=p, seed=seed, generator=generator, **norm)
     if not training or p == 0:
         # Without a mask it is another op, which has implementations of the same names.
-        return _add_rms_norm.add_rms_norm(
-            x, residual, weight, eps=eps, offset=offset, cast=cast, impl=impl
-        )
+        return _add_rms_norm.add_rms_norm(x, residual, weight, **norm, impl=impl)
     key = _seed_tensor(seed, generator, x.device)
     return OP.run(  # type: ignore[no-any-return]
         found, impl, x, residual, weight, key, p, eps, offset, cast
@@ -158,15 +146,8 @@ def facts(
             )
             raise DeviceError(message)
     check_floating(_OP, "residual", residual)
-    return norm_facts(
-        _OP,
-        x,
-        residual=residual,
-        weight=weight,
-        eps=eps,
-        offset=offset,
-        cast=cast,
-    )
+    norm: dict[str, Any] = {"eps": eps, "offset": offset, "cast": cast}
+    return norm_facts(_OP, x, residual=residual, weight=weight, **norm)
 
 
 def _seed_tensor(
