@@ -7,8 +7,7 @@
 
 #include <cstdio>
 #include <cstring>
-#include <functional>
-#include <string>
+#include <memory>
 
 #include "../allocator.hpp"
 #include "../driver/cuda_driver.hpp"
@@ -264,6 +263,25 @@ void stream_waits_for_no_later_work() {
   expect(strict::finish_all(), "a receive waits for a send that waits for it");
 }
 
+// Nor does the host, for what it has yet to make possible.
+void host_waits_for_no_receive() {
+  Machine machine(64, Machine::least());
+  Allocator& memory = *machine.allocator;
+  const Address first = memory.allocate(kChunk, kOne);
+  const Address second = memory.allocate(kChunk, kOne);
+  const strict::U64 receive = strict::submit_gate(kOne, 0);
+  memory.free(first);
+  // Has the memory of the first, behind the second.
+  const Address third = memory.allocate(2 * kChunk, kOne);
+  memory.free(second);
+  memory.free(third);
+  memory.free(memory.allocate(4 * kChunk, kOne));
+  const auto hangs =
+      strict::locked([](strict::State& now) { return now.offences.hangs; });
+  expect(hangs == 0, "the host waits for what it has yet to submit");
+  strict::submit_opening(kTwo, 0, receive);
+}
+
 // No event is left when a driver is gone.
 void driver_destroys_its_events() {
   const std::uint64_t before = strict::count(strict::Kind::kEvents);
@@ -291,6 +309,7 @@ constexpr Case kCases[] = {
     CASE(graph_keeps_memory_after_refusal),
     CASE(graph_keeps_mappings),
     CASE(stream_waits_for_no_later_work),
+    CASE(host_waits_for_no_receive),
     CASE(driver_destroys_its_events),
 };
 

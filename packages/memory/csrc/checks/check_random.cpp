@@ -252,6 +252,7 @@ class Check {
       now.random.seed(seed);
       now.next_stream = 1;
       now.offences.hangs = 0;
+      now.offences.first_hang.clear();
       now.offences.spoilt = 0;
     });
   }

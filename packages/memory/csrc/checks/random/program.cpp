@@ -1,6 +1,7 @@
 #include "program.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "../../error.hpp"
 
@@ -77,6 +78,7 @@ void Program::run(std::uint64_t operations) {
     }
     if (conditions_.ahead) {
       change_gates();
+      find_hangs();
     }
     ++happened_.operations;
     episode_.progress.fetch_add(1, std::memory_order_relaxed);
@@ -518,6 +520,14 @@ void Program::open_gate() {
   }
   strict::submit_opening(slots_[index].handle, slots_[index].device, gate_);
   gate_ = 0;
+}
+
+void Program::find_hangs() {
+  const std::string hang = strict::locked(
+      [](strict::State& now) { return std::exchange(now.offences.first_hang, {}); });
+  if (!hang.empty()) {
+    episode_.findings.complain("a wait that cannot end while memory is left, " + hang);
+  }
 }
 
 void Program::arm_refusal() {

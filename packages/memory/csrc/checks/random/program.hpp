@@ -136,6 +136,7 @@ class Program {
   void change_limits();
   void change_gates();
   void open_gate();
+  void find_hangs();
   void arm_refusal();
 
   // Calls the allocator; what it throws is counted, or wrong.

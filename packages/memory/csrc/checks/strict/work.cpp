@@ -32,7 +32,8 @@ void do_next(State& now, Stream& stream) {
 }
 
 void note_hang(State& now, const Stream& stream, const char* what) {
-  if (now.offences.hangs++ == 0) {
+  ++now.offences.hangs;
+  if (now.offences.first_hang.empty()) {
     now.offences.first_hang = "stream " + std::to_string(stream.handle) +
                               " of device " + std::to_string(stream.device) +
                               ", work " + std::to_string(stream.done + 1) + ": " + what;
