@@ -48,11 +48,8 @@ class KernelsOptimization(BaseOptimization):
         "geglu": Option("auto", choices=_IMPLEMENTATIONS),
         "cross_entropy": Option("auto", choices=_IMPLEMENTATIONS),
     }
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: sums within a row have another order."""
-        del config
-        return Numerics.REORDER
+    # Sums within a row have another order.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the defaults on a GPU; elsewhere torch's operators do the same."""

@@ -47,12 +47,8 @@ class _OptimizerOptimization(BaseOptimization):
 
     slot = Slot.OPTIMIZER
     phase = Phase.OPTIMIZER
+    numerical_change = Numerics.CHANGES_ALGORITHM
     rules: ClassVar[Mapping[str, Rule]]
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `CHANGES_ALGORITHM`."""
-        del config
-        return Numerics.CHANGES_ALGORITHM
 
     def normalize(self, config: object) -> Config:
         """Returns the full configuration, checked as the optimizer itself would.

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core import (
-    BaseOptimization,
-    Choice,
-    Code,
-    Config,
-    Ok,
-    Phase,
-    Reject,
-    Slot,
+from drivetrain_core import Choice, Code, Config, Ok, Phase, Reject, Slot
+from drivetrain_parallel.optimizations.mesh_option import (
+    MeshOption,
+    mesh_config,
+    needs_tensor_axis,
 )
-from drivetrain_parallel.optimizations.sequence_parallel import needs_tensor_axis
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from drivetrain_core import Context, TrainingState
+    from drivetrain_core import Context
 
 
-class LossParallel(BaseOptimization):
+class LossParallel(MeshOption):
     """Leaves the head's output sharded over the vocabulary, up to the loss.
 
     No rank holds the whole output then. The ranks are those of the mesh's tensor axis.
@@ -31,20 +26,13 @@ class LossParallel(BaseOptimization):
     name = "loss_parallel"
     slot = Slot.LOSS_PARALLEL
     phase = Phase.TENSOR_PARALLEL
-    requires = ("mesh",)
-
-    def configs(self, context: Context) -> Iterable[Config]:
-        """Returns none: it belongs to a mesh."""
-        del context
-        return []
 
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Rejects a mesh without a tensor axis, or with a pipeline, and own loops."""
         del config
-        mesh = next((c.config for c in plan if c.name == "mesh"), {})
-        if mesh.get("pipeline", 1) != 1:
+        if mesh_config(plan).get("pipeline", 1) != 1:
             return Reject(
                 Code.CONFLICT,
                 "the last stage of a pipeline has the whole output",
@@ -57,6 +45,3 @@ class LossParallel(BaseOptimization):
                 "use train_step(batch), and do not pass own_loop=True",
             )
         return needs_tensor_axis(plan)
-
-    def apply(self, state: TrainingState, config: Config) -> None:
-        """Does nothing: the mesh has read it."""

@@ -50,11 +50,8 @@ class Mesh(BaseOptimization):
         "context": _ONE,
         "tensor": _ONE,
     }
-
-    def numerics(self, config: Config) -> Numerics:
-        """Returns `REORDER`: sums are taken by rank."""
-        del config
-        return Numerics.REORDER
+    # Sums are taken by rank.
+    numerical_change = Numerics.REORDER
 
     def configs(self, context: Context) -> Iterable[Config]:
         """Returns the meshes with an axis of the model that divide this world."""

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_core import (
-    BaseOptimization,
-    Choice,
-    Code,
-    Config,
-    Ok,
-    Option,
-    Phase,
-    Reject,
-    Slot,
-)
+from drivetrain_core import Choice, Code, Config, Ok, Option, Phase, Reject, Slot
+from drivetrain_parallel.optimizations.mesh_option import MeshOption, mesh_config
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from drivetrain_core import Context, TrainingState
+    from drivetrain_core import Context
 
 _KINDS = (
     "gpipe",
@@ -32,7 +23,7 @@ _KINDS = (
 )
 
 
-class Schedule(BaseOptimization):
+class Schedule(MeshOption):
     """Chooses the schedule of a pipeline, and how many stages each rank has.
 
     Without it a pipeline runs `1f1b`, one forward and one backward in turn. The
@@ -42,34 +33,24 @@ class Schedule(BaseOptimization):
     name = "schedule"
     slot = Slot.SCHEDULE
     phase = Phase.SCHEDULE
-    requires = ("mesh",)
     options = {
         "kind": Option("1f1b", choices=_KINDS),
         "stages_per_rank": Option(None, kind=int, minimum=1, optional=True),
     }
     shorthand = "kind"
 
-    def configs(self, context: Context) -> Iterable[Config]:
-        """Returns none: a search tries them with a mesh only."""
-        del context
-        return []
-
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Rejects a plan without a pipeline, and a recomputation that runs once."""
         del context
-        mesh = next((c.config for c in plan if c.name == "mesh"), {})
-        if mesh.get("pipeline", 1) == 1:
+        if mesh_config(plan).get("pipeline", 1) == 1:
             return Reject(
                 Code.REQUIRES,
                 "there is no pipeline to schedule",
                 'add ("mesh", {"pipeline": 2})',
             )
         return _fits_recomputation(str(config["kind"]), plan)
-
-    def apply(self, state: TrainingState, config: Config) -> None:
-        """Does nothing: the mesh has read it."""
 
 
 def _fits_recomputation(kind: str, plan: Sequence[Choice]) -> Ok | Reject:
