@@ -23,7 +23,7 @@ constexpr Bytes kSlack = kChunk - (Bytes{64} << 10);
 constexpr Stream kOne = 0x101;
 constexpr Stream kTwo = 0x102;
 constexpr Stream kOther = 0x103;
-constexpr std::uint64_t kGraph = 7;
+constexpr PoolKey kGraph{7, 0};
 
 int num_wrong = 0;
 const char* running = "";
@@ -140,6 +140,22 @@ void destroyed_user_of_another_device() {
   } catch (const OutOfMemory&) {
     // Safe, if nothing better.
   }
+}
+
+// A stream of another device uses memory that goes to sleep.
+void sleep_waits_for_other_devices() {
+  Machine machine(4);
+  Allocator& memory = *machine.allocator;
+  const strict::StreamId other = machine.make_stream(kOther, 1);
+  const Address block = memory.allocate(2 * kChunk, kOne, {0, 1});
+  memory.record_stream(block, kOther);
+  strict::submit(kOther, 1, [] {});
+  memory.free(block);
+  memory.sleep(1, false);
+  strict::locked([&](strict::State& now) {
+    const auto left = now.streams.find(other);
+    expect(left->second.queue.empty(), "memory sleeps while it is used");
+  });
 }
 
 // A block's own stream is destroyed and done, while another still uses the block.
@@ -303,6 +319,7 @@ struct Case {
 constexpr Case kCases[] = {
     CASE(destroyed_user_has_work_left),
     CASE(destroyed_user_of_another_device),
+    CASE(sleep_waits_for_other_devices),
     CASE(destroyed_owner_waits_for_nothing),
     CASE(trim_gives_back_all),
     CASE(unknown_capture_stays_whole),

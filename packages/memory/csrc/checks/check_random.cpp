@@ -8,8 +8,8 @@
 // A seed gives episodes of some thousand operations, each under conditions of its own:
 // how much memory, which limits, captures, streams that come and go, refusals of the
 // driver. `--without` leaves some out, as in "captures,external": captures, external,
-// others, mapped, ahead, refusals. `--episode` runs just one episode, to try again what
-// went wrong there; with several threads no run is like another.
+// others, mapped, ahead, refusals, sleeps. `--episode` runs just one episode, to try
+// again what went wrong there; with several threads no run is like another.
 
 #include <unistd.h>
 
@@ -122,6 +122,9 @@ Conditions draw_conditions(std::mt19937_64& random, const Settings& settings) {
   const unsigned refusals = settings.has("refusals") ? random() % 4 : 0;
   drawn.one_refusal = refusals == 1;
   drawn.refused_share = refusals == 2 ? 1 + random() % 1000 : 0;
+  // A capture of another thread would be in the way, and who is refused cannot tell
+  // whether it sleeps.
+  drawn.sleeps = settings.threads == 1 && !drawn.refuses() && chance("sleeps", 2);
   return drawn;
 }
 
@@ -134,7 +137,8 @@ std::string describe(const Conditions& conditions) {
          std::to_string(options.mapped_bytes) +
          (conditions.captures ? ", captures" : "") +
          (conditions.external ? ", external" : "") +
-         (conditions.others ? ", others" : "") + (conditions.ahead ? ", ahead" : "") +
+         (conditions.sleeps ? ", sleeps" : "") + (conditions.others ? ", others" : "") +
+         (conditions.ahead ? ", ahead" : "") +
          (conditions.one_refusal ? ", one refusal" : "") + ", refused share " +
          std::to_string(conditions.refused_share);
 }
@@ -174,16 +178,18 @@ class Check {
     std::printf(
         "], \"hang\": \"%s\", \"operations\": %llu, \"out_of_memory\": %llu, "
         "\"refused\": %llu, \"graphs\": %llu, \"launches\": %llu, \"shared\": %llu, "
-        "\"destroyed_streams\": %llu, \"gates\": %llu, \"dead_streams\": %llu, "
+        "\"destroyed_streams\": %llu, \"gates\": %llu, \"sleeps\": %llu, "
+        "\"dead_streams\": %llu, "
         "\"events\": %llu, \"stolen\": %llu, \"stream_waits\": %llu, "
         "\"returned\": %llu, \"unmapped\": %llu, \"host_waits\": %llu}\n",
         hang, number(happened_.operations), number(happened_.out_of_memory),
         number(happened_.refused), number(happened_.graphs), number(happened_.launches),
         number(happened_.shared), number(happened_.destroyed_streams),
-        number(happened_.gates), number(offences.dead_streams),
-        number(strict::count(strict::Kind::kEvents)), number(counters_.stolen),
-        number(counters_.stream_waits), number(counters_.returned),
-        number(counters_.unmapped), number(counters_.host_waits));
+        number(happened_.gates), number(happened_.sleeps),
+        number(offences.dead_streams), number(strict::count(strict::Kind::kEvents)),
+        number(counters_.stolen), number(counters_.stream_waits),
+        number(counters_.returned), number(counters_.unmapped),
+        number(counters_.host_waits));
     std::fflush(stdout);
     return findings_.count() == 0 && hang[0] == '\0' ? 0 : 1;
   }

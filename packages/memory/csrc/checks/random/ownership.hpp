@@ -57,6 +57,8 @@ struct Tenant {
   std::uint64_t life = 0;
   // The graph whose memory it is; 0 for none.
   std::uint64_t graph = 0;
+  // What it sleeps with; 0 for nothing.
+  std::uint64_t tag = 0;
   // Whether its first work was given, which writes.
   bool written = false;
   std::vector<Piece> pieces;

@@ -1,20 +1,14 @@
 #include "program.hpp"
 
 #include <algorithm>
-#include <utility>
-
-#include "../../error.hpp"
 
 namespace drivetrain {
 
 namespace {
 
 constexpr std::size_t kMostLive = 300;
-constexpr std::size_t kMostGraphs = 3;
 // Where memory is to be left, live blocks have so much of it.
 constexpr Bytes kPartAhead = 16;
-
-constexpr strict::Result kUnknownError = 999;
 
 }  // namespace
 
@@ -27,6 +21,7 @@ void Happened::add(const Happened& other) {
   shared += other.shared;
   destroyed_streams += other.destroyed_streams;
   gates += other.gates;
+  sleeps += other.sleeps;
 }
 
 Program::Program(Episode& episode, unsigned thread, std::uint64_t seed)
@@ -99,33 +94,16 @@ void Program::operate() {
     change_graphs();
   } else if (kind < 988) {
     change_stream();
-  } else if (kind < 996) {
+  } else if (kind < 994) {
     look_up();
+  } else if (kind < 996) {
+    change_sleep();
   } else if (kind < 998) {
     change_limits();
   } else if (!conditions_.ahead) {
     const int device = slots_[any_slot()].device;
     attempt([&] { allocator(device).trim(); });
   }
-}
-
-template <class F>
-bool Program::attempt(F f) {
-  try {
-    f();
-    return true;
-  } catch (const OutOfMemory&) {
-    ++happened_.out_of_memory;
-  } catch (const DriverError& error) {
-    ++happened_.refused;
-    if (!conditions_.refuses()) {
-      episode_.findings.complain(std::string("an error nobody caused: ") +
-                                 error.what());
-    }
-  } catch (const MisuseError& error) {
-    episode_.findings.complain(std::string("called misuse: ") + error.what());
-  }
-  return false;
 }
 
 // Blocks -----------------------------------------------------------------------------
@@ -163,9 +141,11 @@ void Program::allocate() {
   if (conditions_.ahead && live_bytes_ + size > most) {
     return free_any();
   }
+  const bool tagged = conditions_.sleeps && slot.graph == 0 && random_() % 4 == 0;
+  const std::uint64_t tag = tagged && asleep_ != slot.device ? kFirstTag + thread_ : 0;
   const auto tenant = std::make_shared<Tenant>();
   const bool given = attempt([&] {
-    tenant->at = allocator(slot.device).allocate(size, slot.handle, slot.graph);
+    tenant->at = allocator(slot.device).allocate(size, slot.handle, {slot.graph, tag});
   });
   if (!given) {
     if (conditions_.ahead) {
@@ -183,6 +163,7 @@ void Program::allocate() {
   tenant->slot = index;
   tenant->life = slot.life;
   tenant->graph = slot.graph;
+  tenant->tag = tag;
   strict::locked([&](strict::State& now) { episode_.ownership.own(now, *tenant); });
   live_.push_back(tenant);
   live_bytes_ += tenant->size;
@@ -215,7 +196,7 @@ void Program::free_any() {
   }
   const TenantRef tenant = take_any();
   work(tenant, tenant->slot, false);
-  if (tenant->graph == 0 && random_() % 32 == 0) {
+  if (tenant->graph == 0 && tenant->tag == 0 && random_() % 32 == 0) {
     const std::lock_guard<std::mutex> lock(episode_.mutex);
     episode_.handed_over.push_back(tenant);
     return;
@@ -253,6 +234,9 @@ void Program::share_any() {
     return;
   }
   const TenantRef tenant = live_[random_() % live_.size()];
+  if (is_asleep(*tenant)) {
+    return;
+  }
   if (gate_ != 0 && tenant->slot == gate_slot_) {
     // Nobody is to wait for the receive but by its send.
     return;
@@ -300,7 +284,7 @@ bool Program::takes_work(const Slot& slot) const {
 
 void Program::work(const TenantRef& tenant, std::size_t index, bool writes) {
   Slot& slot = slots_[index];
-  if (!slot.alive || slot.life != tenant->life) {
+  if (!slot.alive || slot.life != tenant->life || is_asleep(*tenant)) {
     return;
   }
   if (slot.graph != 0) {
@@ -339,203 +323,6 @@ void Program::finish(const Slot& slot) {
       strict::finish(now, slot.id, found->second.given);
     }
   });
-}
-
-// Graphs -----------------------------------------------------------------------------
-
-Program::Graph* Program::graph_of(std::uint64_t id) {
-  const auto found = std::find_if(graphs_.begin(), graphs_.end(),
-                                  [&](const Graph& graph) { return graph.id == id; });
-  return found == graphs_.end() ? nullptr : &*found;
-}
-
-bool Program::is_whole(const Graph& graph) const {
-  for (std::size_t i = 0; i < graph.slots.size(); ++i) {
-    const Slot& slot = slots_[graph.slots[i]];
-    if (!slot.alive || slot.life != graph.lives[i] || !takes_work(slot)) {
-      return false;
-    }
-  }
-  return true;
-}
-
-void Program::change_graphs() {
-  if (!conditions_.captures) {
-    return;
-  }
-  if (graphs_.empty() || (graphs_.size() < kMostGraphs && random_() % 3 == 0)) {
-    return begin_capture();
-  }
-  const std::size_t index = random_() % graphs_.size();
-  Graph& graph = graphs_[index];
-  if (!graph.captured) {
-    end_capture(graph);
-  } else if (random_() % 4 == 0) {
-    release(index);
-  } else if (is_whole(graph)) {
-    launch(graph);
-  }
-}
-
-void Program::begin_capture() {
-  Graph graph{next_graph_, 0, false, {}, {}, {}};
-  const std::size_t first = any_slot();
-  const std::size_t second = random_() % 3 == 0 ? any_slot() : first;
-  for (const std::size_t index : {first, second}) {
-    const Slot& slot = slots_[index];
-    const bool fits = slot.alive && slot.handle != 0 && slot.graph == 0 &&
-                      slot.device == slots_[first].device;
-    const bool fresh = graph.slots.empty() || graph.slots[0] != index;
-    if (fits && fresh) {
-      graph.slots.push_back(index);
-    }
-  }
-  if (graph.slots.empty() || graph.slots[0] != first) {
-    return;
-  }
-  next_graph_ += 16;
-  for (const std::size_t index : graph.slots) {
-    Slot& slot = slots_[index];
-    slot.graph = graph.id;
-    graph.lives.push_back(slot.life);
-    graph.tasks.emplace_back();
-    strict::locked([&](strict::State& now) {
-      strict::Stream& stream = now.streams.at(slot.id);
-      if (graph.capture == 0) {
-        graph.capture = strict::begin_capture(now, stream, 0);
-      } else {
-        stream.capture = graph.capture;
-      }
-    });
-  }
-  graphs_.push_back(std::move(graph));
-  ++happened_.graphs;
-}
-
-void Program::end_capture(Graph& graph) {
-  const bool whole = strict::locked(
-      [&](strict::State& now) { return strict::end_capture(now, graph.capture); });
-  if (!whole) {
-    episode_.findings.complain("a capture was spoilt");
-  }
-  for (const std::size_t index : graph.slots) {
-    slots_[index].graph = 0;
-  }
-  graph.captured = true;
-}
-
-// The work of its second stream runs beside that of the first.
-void Program::launch(Graph& graph) {
-  const Slot& first = slots_[graph.slots.front()];
-  const Slot& last = slots_[graph.slots.back()];
-  strict::order(last.handle, first.handle, last.device, first.device);
-  for (std::size_t i = 0; i < graph.slots.size(); ++i) {
-    for (const Recorded& recorded : graph.tasks[i]) {
-      recorded.tenant->written = true;
-      submit(recorded.tenant, slots_[graph.slots[i]], recorded.writes);
-    }
-  }
-  strict::order(first.handle, last.handle, first.device, last.device);
-  ++happened_.launches;
-}
-
-// Not before what was launched is done.
-void Program::release(std::size_t index) {
-  const Graph graph = std::move(graphs_[index]);
-  graphs_.erase(graphs_.begin() + static_cast<std::ptrdiff_t>(index));
-  for (const std::size_t slot : graph.slots) {
-    finish(slots_[slot]);
-  }
-  const int device = slots_[graph.slots.front()].device;
-  attempt([&] { allocator(device).release_graph(graph.id); });
-  for (const TenantRef& tenant : live_) {
-    if (tenant->graph == graph.id) {
-      // Its memory is its own by now, and nobody else's.
-      strict::locked([&](strict::State& now) {
-        episode_.ownership.disown(*tenant);
-        tenant->graph = 0;
-        episode_.ownership.own(now, *tenant);
-      });
-    }
-  }
-}
-
-// What changes around a program ------------------------------------------------------
-
-void Program::change_stream() {
-  Slot& slot = slots_[any_slot()];
-  if (!slot.external || slot.graph != 0) {
-    return;
-  }
-  if (!slot.alive) {
-    // A driver gives the handle to a new stream when the old one is done.
-    finish(slot);
-    return open(slot);
-  }
-  if (random_() % 2 == 0) {
-    finish(slot);
-  }
-  strict::locked([&](strict::State& now) {
-    strict::destroy_stream(now, now.streams.at(slot.id));
-  });
-  slot.alive = false;
-  ++happened_.destroyed_streams;
-}
-
-void Program::change_limits() {
-  if (!conditions_.others || thread_ != 0) {
-    return;
-  }
-  const int device = slots_[any_slot()].device;
-  const Bytes whole = conditions_.num_chunks * strict::kChunk;
-  if (random_() % 2 == 0) {
-    const Bytes most = random_() % 2 == 0 ? whole : whole / 2 + random_() % (whole / 2);
-    attempt([&] { allocator(device).limit(most); });
-    return;
-  }
-  strict::locked([&](strict::State& now) {
-    const Bytes extra = random_() % 2 == 0 ? 0 : random_() % (whole / 4);
-    now.total = whole - extra + conditions_.slack;
-  });
-}
-
-void Program::change_gates() {
-  if (gate_ == 0 && random_() % 20 == 0) {
-    gate_slot_ = any_slot();
-    if (takes_work(slots_[gate_slot_])) {
-      const Slot& slot = slots_[gate_slot_];
-      gate_ = strict::submit_gate(slot.handle, slot.device);
-      gate_left_ = 1 + random_() % 30;
-      ++happened_.gates;
-    }
-  } else if (gate_ != 0 && gate_left_-- == 0) {
-    open_gate();
-  }
-}
-
-void Program::open_gate() {
-  std::size_t index = gate_slot_;
-  while (index == gate_slot_ || !takes_work(slots_[index])) {
-    index = any_slot();
-  }
-  strict::submit_opening(slots_[index].handle, slots_[index].device, gate_);
-  gate_ = 0;
-}
-
-void Program::find_hangs() {
-  const std::string hang = strict::locked(
-      [](strict::State& now) { return std::exchange(now.offences.first_hang, {}); });
-  if (!hang.empty()) {
-    episode_.findings.complain("a wait that cannot end while memory is left, " + hang);
-  }
-}
-
-void Program::arm_refusal() {
-  const std::size_t which = random_() % kRefusable.size();
-  const strict::Result result =
-      random_() % 2 == 0 ? strict::kOutOfMemory : kUnknownError;
-  strict::refuse_nothing();
-  strict::refuse(kRefusable[which], random_() % 6, 1, 0, result);
 }
 
 void Program::end() {

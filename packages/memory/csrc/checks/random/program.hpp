@@ -15,6 +15,7 @@
 
 #include "../../allocator.hpp"
 #include "../../driver/cuda_driver.hpp"
+#include "../../error.hpp"
 #include "ownership.hpp"
 
 namespace drivetrain {
@@ -28,6 +29,9 @@ constexpr std::array<const char*, 15> kRefusable = {
     "cuCtxSynchronize",  "cuMemGetInfo",       "cuCtxPushCurrent",
 };
 
+// Each thread has memory that sleeps, with a tag of its own from this on.
+constexpr std::uint64_t kFirstTag = 100;
+
 // How an episode is.
 struct Conditions {
   int num_devices = 1;
@@ -37,6 +41,8 @@ struct Conditions {
   bool captures = false;
   // Streams are destroyed and made.
   bool external = false;
+  // Memory goes back to the device for a while, and comes again.
+  bool sleeps = false;
   // Others take memory of the devices, and limits are set.
   bool others = false;
   // Work waits for what is given to another stream later. There is memory for all.
@@ -58,6 +64,7 @@ struct Happened {
   std::uint64_t shared = 0;
   std::uint64_t destroyed_streams = 0;
   std::uint64_t gates = 0;
+  std::uint64_t sleeps = 0;
 
   void add(const Happened& other);
 };
@@ -134,6 +141,10 @@ class Program {
   void release(std::size_t index);
   void change_stream();
   void change_limits();
+  void change_sleep();
+  void fall_asleep(int device);
+  void wake_up();
+  bool is_asleep(const Tenant& tenant) const;
   void change_gates();
   void open_gate();
   void find_hangs();
@@ -165,11 +176,33 @@ class Program {
   Bytes live_bytes_ = 0;
   std::deque<Graph> graphs_;
   std::uint64_t next_graph_;
+  // The device on which the thread's tag sleeps; -1 for none.
+  int asleep_ = -1;
+  bool keeps_ = false;
   // A receive whose send is to come, and how many operations until then.
   strict::U64 gate_ = 0;
   std::size_t gate_slot_ = 0;
   std::uint64_t gate_left_ = 0;
   Happened happened_;
 };
+
+template <class F>
+bool Program::attempt(F f) {
+  try {
+    f();
+    return true;
+  } catch (const OutOfMemory&) {
+    ++happened_.out_of_memory;
+  } catch (const DriverError& error) {
+    ++happened_.refused;
+    if (!conditions_.refuses()) {
+      episode_.findings.complain(std::string("an error nobody caused: ") +
+                                 error.what());
+    }
+  } catch (const MisuseError& error) {
+    episode_.findings.complain(std::string("called misuse: ") + error.what());
+  }
+  return false;
+}
 
 }  // namespace drivetrain
