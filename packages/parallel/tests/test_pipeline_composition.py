@@ -83,7 +83,6 @@ def _train(wrap, schedule, data_size):
             {"ids": part["ids"].chunk(data_size)[data.get_local_rank()]}
             for part in parts
         ]
-        step.evaluate(own, WEIGHTS)
         loss = step.run(own, WEIGHTS) / data_size
         dist.all_reduce(loss, group=data.get_group())
         worst = max(worst, abs(float(loss) - one))

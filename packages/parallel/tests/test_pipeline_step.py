@@ -25,7 +25,7 @@ def train(kind, loss, batch, schedules, **options):
 
     def loss_of(model, batch):
         found = loss(model, batch)
-        check_loss(found)  # as a program does, when it is evaluated as well
+        check_loss(found)  # as a program may
         return found
 
     steps = [[batch(seed=10 * step + n) for n in range(NUM)] for step in range(3)]
@@ -34,7 +34,7 @@ def train(kind, loss, batch, schedules, **options):
     for schedule in schedules:
         num_stages = dist.get_world_size() * stages_per_rank(schedule)
         model, plan = pm.make(kind, loss_of, batch(), num_stages, **options)
-        losses, parameters, step = pm.train_stages(
+        losses, parameters, _ = pm.train_stages(
             model, plan, loss_of, steps, WEIGHTS, schedule
         )
         found[schedule] = {
@@ -43,7 +43,6 @@ def train(kind, loss, batch, schedules, **options):
                 float((parameters[n] - expected[1][n]).abs().max()) for n in parameters
             ),
             "names": set(parameters),
-            "evaluated": float(step.evaluate(steps[0], WEIGHTS)),
         }
     return found, set(expected[1])
 
@@ -55,7 +54,6 @@ def check(results):
         for one in found:
             assert one["loss"] < 1e-5, (schedule, one)
             assert one["parameters"] < 1e-5, (schedule, one)
-        assert len({one["evaluated"] for one in found}) == 1
         assert set().union(*(one["names"] for one in found)) == results[0][1]
 
 
@@ -64,8 +62,6 @@ def test_all_seven_schedules_train_a_tied_decoder_as_one_process_does():
     results = run_ranks(train, 2, pm.Decoder, pm.token_loss, pm.token_batch, SCHEDULES)
     assert len(results[0][0]) == 7
     check(results)
-    evaluated = {r["evaluated"] for r in results[0][0].values()}
-    assert max(evaluated) - min(evaluated) < 1e-5
 
 
 @pytest.mark.faults

@@ -118,43 +118,6 @@ class PipelineStep:
             self._shared.sum(before)
         return total
 
-    @torch.no_grad()
-    def evaluate(
-        self, micro_batches: Sequence[Any], weights: Sequence[float]
-    ) -> torch.Tensor:
-        """Returns the sum of the weighted losses, without gradients.
-
-        Args:
-            micro_batches: The parts of this rank's batch, of any sizes.
-            weights: What the loss of each is multiplied with.
-
-        Raises:
-            PlanError: There is no micro-batch, or not one weight for each.
-            DistributedError: Another rank failed.
-        """
-        self._check_weights(micro_batches, weights)
-        losses: list[torch.Tensor] = []
-        with self._running(micro_batches, weights):
-            self._learn(micro_batches[0])
-            pending: list[Any] = []
-            local: dict[tuple[int, int], tuple[torch.Tensor, ...]] = {}
-            for stage in self._stages:
-                outgoing = []
-                for number, batch in enumerate(micro_batches):
-                    received = self._received(stage, number, batch, local)
-                    index = torch.tensor([number])
-                    # A program may insist on a loss that can be differentiated.
-                    with torch.set_grad_enabled(stage.is_last):
-                        output = stage(*received, index=index)
-                    if stage.is_last:
-                        losses.append(output.detach())
-                    else:
-                        outgoing.append(output)
-                pending += self._send(stage, outgoing, local)
-            for work in pending:
-                work.wait()
-            return self._total(losses)
-
     def _learn(self, batch: Any) -> None:
         if self._learns:
             learn_local_shapes(
@@ -165,50 +128,6 @@ class PipelineStep:
                 device=self._device,
             )
             self._learns = False
-
-    def _received(
-        self,
-        stage: StageModule,
-        number: int,
-        batch: Any,
-        local: dict[tuple[int, int], tuple[torch.Tensor, ...]],
-    ) -> tuple[torch.Tensor, ...]:
-        if stage.is_first:
-            return ()
-        source = self._owner(stage.stage_index - 1)
-        if source == self._group.rank():
-            return local.pop((stage.stage_index, number))
-        tensors = tuple(
-            torch.empty(shape, dtype=dtype, device=self._device)
-            for shape, dtype in stage.input_shapes(batch)
-        )
-        for tensor in tensors:
-            dist.recv(tensor, group=self._group, group_src=source)
-        return tensors
-
-    def _send(
-        self,
-        stage: StageModule,
-        outputs: Sequence[tuple[torch.Tensor, ...]],
-        local: dict[tuple[int, int], tuple[torch.Tensor, ...]],
-    ) -> list[Any]:
-        """Sends what a stage computed once it has computed all.
-
-        Sent one by one, a rank's messages to a neighbour might wait for that one to
-        take them, while it waits for its own to be taken.
-        """
-        following = stage.stage_index + 1
-        if stage.is_last:
-            return []
-        target = self._owner(following)
-        if target == self._group.rank():
-            local.update({(following, n): out for n, out in enumerate(outputs)})
-            return []
-        return [
-            dist.isend(tensor, group=self._group, group_dst=target)
-            for output in outputs
-            for tensor in output
-        ]
 
     def _owner(self, stage: int) -> int:
         return stage_owner(self._schedule, stage, self._group.size())
@@ -275,9 +194,7 @@ class PipelineStep:
         )
         return connect_stage_to_others_alone(made)
 
-    def _check_weights(
-        self, micro_batches: Sequence[Any], weights: Sequence[float]
-    ) -> None:
+    def _check(self, micro_batches: Sequence[Any], weights: Sequence[float]) -> None:
         if not micro_batches or len(weights) != len(micro_batches):
             raise PlanError(
                 Code.CONFIG,
@@ -286,9 +203,6 @@ class PipelineStep:
                 f"{len(weights)} weights; there must be one of each at least, and as "
                 "many of both",
             )
-
-    def _check(self, micro_batches: Sequence[Any], weights: Sequence[float]) -> None:
-        self._check_weights(micro_batches, weights)
         shapes = [[tuple(t.shape) for t in tensors_of(part)] for part in micro_batches]
         odd = next((n for n, s in enumerate(shapes) if s != shapes[0]), None)
         if odd is not None:
