@@ -53,6 +53,20 @@ def test_copy_of_a_model_is_moved():
     assert live(program) == 2 * MIB
 
 
+def test_copy_of_a_model_from_before_is_made():
+    model = nn.BatchNorm1d(8)
+
+    def program():
+        model(torch.ones(2, 8)).sum().backward()
+        averaged = copy.deepcopy(model).cuda()
+        assert averaged.running_mean.device.type == "cuda"
+        assert averaged.weight is not model.weight
+        return averaged(torch.ones(2, 8))
+
+    assert peak(program) > 0
+    assert model.num_batches_tracked == 0
+
+
 @pytest.mark.parametrize("before", [True, False])
 def test_weights_stay_tied_and_their_optimizers_when_a_model_is_moved(before):
     def made():
@@ -147,6 +161,39 @@ def test_what_a_program_changes_is_given_back():
     assert torch.equal(torch.get_rng_state(), state[1])
     assert random.getstate() == state[2]
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_numbers_that_a_program_gives_are_followed():
+    lengths = torch.tensor([3, 7])
+    with record("numbers"):
+        widths = torch.arange(5) * 2.5 + 3
+        assert torch.log2(widths / 3).round().int().tolist() == [0, 1, 1, 2, 2]
+        assert torch.linspace(0, 1, 3).tolist() == [0, 0.5, 1]
+        assert torch.arange(lengths.max()).shape == (7,)
+        assert lengths.tolist() == [3, 7]
+        assert [10, 20, 30][torch.tensor(2)] == 30
+        counts = torch.zeros(3)
+        row = counts[1:]
+        row += 2
+        assert counts.tolist() == [0, 2, 2]
+        # What is drawn, or follows of large tensors, is not known.
+        counts += torch.rand(3)
+        assert row.tolist() == [1, 1]
+        assert torch.ones(MIB).sum().item() == 1
+    assert lengths.tolist() == [3, 7]
+
+
+def test_optimizer_that_divides_by_what_its_steps_have_become():
+    model = nn.Linear(64, 64)
+
+    def program():
+        optimizer = torch.optim.NAdam(model.parameters())
+        for _ in range(2):
+            model(torch.ones(2, 64)).sum().backward()
+            optimizer.step()
+        return optimizer
+
+    assert peak(program) > 4 * 4 * 64 * 64
 
 
 def test_inference_before_training():

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from drivetrain_memory._errors import MemoryUseError
-from drivetrain_memory.trace._recorder import Recorder, number
+from drivetrain_memory.trace._recorder import Recorder, values
 from drivetrain_memory.trace._simulated_cuda import (
     Values,
     accelerator_is_cuda,
@@ -95,11 +95,11 @@ class _Program(TorchFunctionMode):
             return out
         if func is _TENSOR.pin_memory:
             return args[0]
-        if func in _SHOWN and isinstance(args[0], FakeTensor):
+        shown = self._stand_ins.known(args[0]) if func in _SHOWN else None
+        if isinstance(shown, FakeTensor):
             with _disable_current_modes():
-                shown = torch.full(args[0].shape, number(args[0]), dtype=args[0].dtype)
-                return func(shown, *args[1:], **kwargs)
-        if func is _TENSOR.__deepcopy__ and isinstance(args[0], FakeTensor):
+                return func(values(shown), *args[1:], **kwargs)
+        if func is _TENSOR.__deepcopy__:
             return self._copied(*args)
         if func in _CHANGES or func.__name__ == "__set__":
             args = tree_map(self._stand_ins.of, args)
@@ -112,7 +112,7 @@ class _Program(TorchFunctionMode):
     def _copied(self, tensor: torch.Tensor, memo: dict[int, Any]) -> Any:
         # PyTorch's own copy of a tensor without values loses its storage.
         if id(tensor) not in memo:
-            copied: torch.Tensor = tensor.detach().clone()
+            copied: torch.Tensor = self._stand_ins.of(tensor).detach().clone()
             if isinstance(tensor, nn.Parameter):
                 copied = nn.Parameter(copied)
             memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
@@ -139,7 +139,8 @@ def record(name: str) -> Iterator[Recorder]:
     that it had before, from their first use on; what a data loader gives and what is made
     with `device="cpu"` lie in the host's memory and are not recorded. What is made without
     a device and moved to the device later lay in the host's memory until then. A number
-    that is asked of a tensor (`loss.item()`) is 1, a yes or no what follows of that.
+    that is asked of a tensor (`loss.item()`) is what follows from small tensors that the
+    program gives, or else 1; a yes or no is what follows of that.
     Modules, optimizers, schedulers, scalers and random numbers are given back as they were
     before, `torch.save` writes nothing, and no other thread may train meanwhile.
 

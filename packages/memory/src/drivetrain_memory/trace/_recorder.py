@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from drivetrain_memory.trace._format import Trace
 
 _aten = torch.ops.aten
+_UNSCALES = _aten._amp_foreach_non_finite_check_and_unscale_.default
+_NOTHING = torch.empty(0)
+# Of tensors with more elements, no values are known.
+MOST_KNOWN = 1024
+# They make tensors of numbers that the program gives.
+_GIVEN = {"arange", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"}
 
 
 class Recorder(TorchDispatchMode):
@@ -100,13 +106,12 @@ class Recorder(TorchDispatchMode):
                 "something else, such as a fixed number of elements"
             )
             raise MemoryUseError(message) from None
-        if func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
-            args[1].value = 0.0  # A scaler finds no infinity.
         if func.namespace != "prim" and not func.is_view:
             self.add(out)
             if func._schema.is_mutable:
                 self.add(args)
-        _guess(func, args, kwargs, out)
+        if not _follow(func, args, kwargs, out):
+            _guess(func, args, kwargs, out)
         return out
 
     def add(self, tensors: Any) -> None:
@@ -174,17 +179,57 @@ class Recorder(TorchDispatchMode):
             self._builder.free(block)
 
 
-def number(tensor: torch.Tensor) -> bool | int | float | complex:
-    """Returns a number for a tensor without values: one with which programs go on."""
-    value = getattr(tensor, "value", tensor.dtype != torch.bool)
-    number: bool | int | float | complex = torch.tensor(
-        value, dtype=tensor.dtype
-    ).item()
-    return number
+def values(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns values for a tensor: those that are known, or some that programs go on with."""
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        if not isinstance(tensor, FakeTensor):
+            return tensor.detach().clone()
+        value = getattr(tensor, "value", tensor.dtype != torch.bool)
+        known = getattr(tensor, "known", torch.tensor(value, dtype=tensor.dtype))
+        return known.expand(tensor.shape).clone()
+
+
+def number(tensor: torch.Tensor) -> Any:
+    """Returns a number for a tensor of one element."""
+    with _disable_current_modes():
+        return values(tensor).item()
+
+
+def _follow(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
+    """Says what small tensors hold, if it follows from what the program gives."""
+    given = [x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)]
+    made = [x for x in tree_iter(out) if isinstance(x, FakeTensor)]
+    known = [getattr(x, "known", None) for x in given if isinstance(x, FakeTensor)]
+    follows = bool(given) or func._schema.name.partition("::")[2] in _GIVEN
+    follows &= torch.Tag.nondeterministic_seeded not in func.tags
+    follows &= all(x.numel() <= MOST_KNOWN for x in (*given, *made))
+    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
+        if follows and all(x is not None for x in known):
+            try:
+                given, named = tree_map(_known, (args, kwargs))
+                results = tree_iter(func(*given, **named))
+                results = [x for x in results if isinstance(x, torch.Tensor)]
+                for one, result in zip(made, results, strict=True):
+                    one.known = result  # type: ignore[attr-defined]
+            except (RuntimeError, IndexError, TypeError, ValueError):
+                return False
+            return True
+        for argument, leaves in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for leaf in tree_iter(leaves):
+                    # A scaler finds no infinity.
+                    getattr(leaf, "known", _NOTHING).fill_(func is not _UNSCALES)
+    return False
+
+
+def _known(leaf: Any) -> Any:
+    if isinstance(leaf, torch.device):
+        return torch.device("cpu")
+    return getattr(leaf, "known", leaf)
 
 
 def _guess(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Says of a yes or no what it would be if each number were what `_number` returns."""
+    """Says of a yes or no what it would be if each number were 1."""
     if not isinstance(out, FakeTensor) or out.dtype != torch.bool:
         return
 
@@ -193,7 +238,9 @@ def _guess(func: Any, args: Any, kwargs: Any, out: Any) -> None:
             return torch.device("cpu")
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        return torch.full([1] * leaf.dim(), number(leaf), dtype=leaf.dtype)
+        value = number(leaf) if leaf.numel() == 1 else getattr(leaf, "value", None)
+        value = leaf.dtype != torch.bool if value is None else value
+        return torch.full([1] * leaf.dim(), value, dtype=leaf.dtype)
 
     try:
         with _disable_current_modes():

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory.trace._recorder import MOST_KNOWN, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,8 +136,8 @@ class StandIns(TorchDispatchMode):
             return
         optimizer.param_groups = [tree_map(self.of, dict(group)) for group in groups]
         optimizer.state = defaultdict(dict)
-        for parameter, values in state.items():
-            optimizer.state[self.of(parameter)] = tree_map(self.of, dict(values))
+        for parameter, held in state.items():
+            optimizer.state[self.of(parameter)] = tree_map(self.of, dict(held))
 
     def restore(self) -> None:
         """Gives back to modules and optimizers what was theirs."""
@@ -175,6 +176,8 @@ class StandIns(TorchDispatchMode):
                 made = nn.Parameter(made, own.requires_grad)
                 self._storages[storage._cdata] = made
             made.requires_grad_(own.requires_grad)
+        if own.numel() <= MOST_KNOWN:
+            made.known = values(own)  # type: ignore[attr-defined]
         if own.grad is not None:
             made.grad = self.of(own.grad)
         return made
