@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch._library.custom_ops import CustomOpDef
+
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -63,22 +65,23 @@ def run(operator: Callable[..., Any], function: Callable[..., Any], *args: Any) 
 
 
 def fast_path(
-    operator: Callable[..., Any],
+    operator: CustomOpDef,
     function: Callable[..., Any],
     *,
     backward: Callable[..., Any],
     setup_context: Callable[..., None],
 ) -> Callable[..., Any]:
-    """Returns a function that calls an operator where it is watched.
+    """Gives an operator its gradient, and returns what calls it where it is watched.
 
-    Elsewhere it calls what the operator runs, with the same gradient.
+    Elsewhere what the operator runs is called, with the same gradient.
 
     Args:
-        operator: The operator, with its gradient registered.
+        operator: The operator.
         function: What it runs.
-        backward: As it was registered; what it computes goes through `run`.
+        backward: As `register_autograd` takes it; what it computes goes through `run`.
         setup_context: Likewise.
     """
+    operator.register_autograd(backward, setup_context=setup_context)
 
     # With a `setup_context` of its own, torch would look at the signature in every call.
     def forward(ctx: Any, *args: Any) -> Any:

@@ -6,7 +6,6 @@ different functions, and a model trained as one is not the other.
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,11 +33,13 @@ class _Block(nn.Module):
         width: int,
         *,
         num_heads: int,
-        num_kv_heads: int | None,
-        inner: int | None,
-        window: int | None,
-        rope_base: float | None,
-        eps: float,
+        num_kv_heads: int | None = None,
+        inner: int | None = None,
+        window: int | None = None,
+        rope_base: float | None = 10000.0,
+        eps: float = 1e-6,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -57,6 +58,11 @@ class _Block(nn.Module):
         self.window = window
         self.rope_base = rope_base
         self.eps = eps
+        self._make_parameters({"device": device, "dtype": dtype})
+
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
+        """Makes the parameters; `factory` has their device and dtype."""
+        raise NotImplementedError
 
     @property
     def options(self) -> dict[str, Any]:
@@ -138,12 +144,16 @@ class ParallelBlock(_Block):
             window=window,
             rope_base=rope_base,
             eps=eps,
+            device=device,
+            dtype=dtype,
         )
         self.impl = impl
-        self.norm = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
-        weight = functools.partial(linear_weight, device=device, dtype=dtype)
-        self.w_in = weight(sum(self._in_widths.values()), width)
-        self.w_out = weight(width, width + self.inner)
+
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
+        width = self.width
+        self.norm = nn.Parameter(torch.ones(width, **factory))
+        self.w_in = linear_weight(sum(self._in_widths.values()), width, **factory)
+        self.w_out = linear_weight(width, width + self.inner, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the block's result.
@@ -189,36 +199,14 @@ class SerialBlock(_Block):
         torch.Size([1, 5, 8])
     """
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        inner: int | None = None,
-        window: int | None = None,
-        rope_base: float | None = 10000.0,
-        eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            width,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            inner=inner,
-            window=window,
-            rope_base=rope_base,
-            eps=eps,
-        )
-        widths = self._in_widths
-        self.norm = RMSNorm(width, eps=eps, device=device, dtype=dtype)
-        self.mlp_norm = AddRMSNorm(width, eps=eps, device=device, dtype=dtype)
-        weight = functools.partial(linear_weight, device=device, dtype=dtype)
-        self.w_qkv = weight(widths["q"] + 2 * widths["k"], width)
-        self.w_o = weight(width, width)
-        self.w_gate_up = weight(2 * self.inner, width)
-        self.w_down = weight(width, self.inner)
+    def _make_parameters(self, factory: dict[str, Any]) -> None:
+        width, widths = self.width, self._in_widths
+        self.norm = RMSNorm(width, eps=self.eps, **factory)
+        self.mlp_norm = AddRMSNorm(width, eps=self.eps, **factory)
+        self.w_qkv = linear_weight(widths["q"] + 2 * widths["k"], width, **factory)
+        self.w_o = linear_weight(width, width, **factory)
+        self.w_gate_up = linear_weight(2 * self.inner, width, **factory)
+        self.w_down = linear_weight(width, self.inner, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the block's result.

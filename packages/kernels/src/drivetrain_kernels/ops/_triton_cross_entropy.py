@@ -290,7 +290,6 @@ def _backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     return run(_gradient, _class_gradients, *args), *(None,) * 5
 
 
-_losses.register_autograd(_backward, setup_context=_keep)
 _call_losses = fast_path(
     _losses, class_losses_of, backward=_backward, setup_context=_keep
 )

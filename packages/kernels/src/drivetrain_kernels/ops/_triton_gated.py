@@ -178,7 +178,6 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Tensor, Tensor, None]:
     return dgate, dup, None
 
 
-_gated.register_autograd(_backward, setup_context=_keep)
 gated = fast_path(_gated, _run_forward, backward=_backward, setup_context=_keep)
 
 

@@ -353,7 +353,6 @@ def _backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
     )
 
 
-_norm.register_autograd(_backward, setup_context=_keep)
 norm = fast_path(_norm, _run_forward, backward=_backward, setup_context=_keep)
 
 

@@ -145,5 +145,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
     return run(_rotate, _run, *given), None, None, None, None
 
 
-_rotate.register_autograd(_backward, setup_context=_keep)
 rotate = fast_path(_rotate, _run, backward=_backward, setup_context=_keep)
