@@ -196,6 +196,21 @@ def test_optimizer_that_divides_by_what_its_steps_have_become():
     assert peak(program) > 4 * 4 * 64 * 64
 
 
+def test_what_was_there_before_lies_on_the_device_before_it_is_used():
+    model, batch = nn.Linear(16, 16), torch.ones(2, 16)
+
+    def program():
+        device = next(model.parameters()).device
+        assert device.type == "cuda"
+        assert batch.is_cuda
+        return model(
+            torch.ones(2, 16).to(device) + torch.arange(16, device=batch.device)
+        )
+
+    assert peak(program) > 0
+    assert model.weight.device.type == batch.device.type == "cpu"
+
+
 def test_inference_before_training():
     model, batch = nn.Linear(64, 64), torch.ones(4, 64)
 

@@ -34,7 +34,7 @@ from drivetrain_memory.trace._simulated_cuda import (
     accelerator_is_cuda,
     require_simulation,
 )
-from drivetrain_memory.trace._stand_ins import StandIns, is_recorded
+from drivetrain_memory.trace._stand_ins import StandIns, is_own, is_recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,6 +57,11 @@ _UNKNOWN = re.compile(
     "not recognized: cuda|_share_fd_|create a new Stream"
 )
 _DATA = _TENSOR.data.__set__  # type: ignore[attr-defined]
+# They say where a tensor of before will lie from its first use on.
+_PLACES = {
+    _TENSOR.device.__get__: torch.device(_DEVICE, 0),
+    _TENSOR.is_cuda.__get__: True,  # type: ignore[attr-defined]
+}
 # They change a tensor, and no operator is called.
 _CHANGES = {
     _TENSOR.requires_grad_,
@@ -95,6 +100,8 @@ class _Program(TorchFunctionMode):
             return out
         if func is _TENSOR.pin_memory:
             return args[0]
+        if func in _PLACES and is_own(self._stand_ins.known(args[0])):
+            return _PLACES[func]
         shown = self._stand_ins.known(args[0]) if func in _SHOWN else None
         if isinstance(shown, FakeTensor):
             with _disable_current_modes():
