@@ -44,32 +44,13 @@ _STAGES, _STAGE_BYTES = 3, 49_152
 
 @triton.jit
 def _forward_kernel(
-    X,
-    RESIDUAL,
-    WEIGHT,
-    BIAS,
-    SEED,
-    Y,
-    Z,
-    MEAN,
-    RSTD,
-    x_stride,
-    residual_stride,
-    num_columns,
-    num_kept_bits,
-    EPS: tl.constexpr,
-    OFFSET: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    LAYER: tl.constexpr,
-    CAST_FIRST: tl.constexpr,
-    ADDS: tl.constexpr,
-    DROPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    X, RESIDUAL, WEIGHT, BIAS, SEED, Y, Z, MEAN, RSTD,
+    x_stride, residual_stride, num_columns, num_kept_bits,
+    EPS: tl.constexpr, OFFSET: tl.constexpr, KEEP_SCALE: tl.constexpr,
+    LAYER: tl.constexpr, CAST_FIRST: tl.constexpr, ADDS: tl.constexpr,
+    DROPS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
+    DTYPE: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < num_columns
@@ -101,34 +82,13 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    DY,
-    DZ_IN,
-    Z,
-    WEIGHT,
-    MEAN,
-    RSTD,
-    SEED,
-    DZ,
-    DX,
-    DW,
-    DB,
-    z_stride,
-    num_rows,
-    num_columns,
-    num_kept_bits,
-    OFFSET: tl.constexpr,
-    KEEP_SCALE: tl.constexpr,
-    LAYER: tl.constexpr,
-    CAST_FIRST: tl.constexpr,
-    ADDS: tl.constexpr,
-    DROPS: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-):
+    DY, DZ_IN, Z, WEIGHT, MEAN, RSTD, SEED, DZ, DX, DW, DB,
+    z_stride, num_rows, num_columns, num_kept_bits,
+    OFFSET: tl.constexpr, KEEP_SCALE: tl.constexpr, LAYER: tl.constexpr,
+    CAST_FIRST: tl.constexpr, ADDS: tl.constexpr, DROPS: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr,
+    ACC: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     first = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < num_columns
