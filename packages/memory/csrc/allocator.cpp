@@ -91,7 +91,9 @@ Address Allocator::allocate(Bytes size, Stream stream, PoolKey key) {
   Block* block = nullptr;
   try {
     block = find(arena, rounded);
-    if (block == nullptr && finish_gone_streams()) {
+    // Twice: what a stream that is gone was given may be known to be free after the
+    // first.
+    for (int i = 0; i < 2 && block == nullptr && finish_gone_streams(); ++i) {
       block = find(arena, rounded);
     }
   } catch (const DeviceFull&) {
@@ -191,6 +193,9 @@ void Allocator::release_graph(std::uint64_t graph) {
       arena->publish();
     }
   }
+  for (const ChunkId id : pool_.free_chunks()) {
+    pool_[id].graph = pool_[id].graph == graph ? 0 : pool_[id].graph;
+  }
   const auto is_of_graph = [&](const StreamPool& pool) {
     return graph != 0 && pool.key.graph == graph;
   };
@@ -258,6 +263,9 @@ void Allocator::give_back() {
 }
 
 bool Allocator::finish_gone_streams() {
+  if (captures_.load() > 0) {
+    return false;
+  }
   std::vector<StreamClock*> gone;
   for (const auto& clock : clocks_) {
     if (clock.second->capturing()) {
@@ -279,7 +287,9 @@ bool Allocator::finish_gone_streams() {
 
 void Allocator::destroy_free_chunks() {
   finish_gone_streams();
-  process_pending_frees(true);
+  // What comes back to a stream that is gone is to be found free, too.
+  while (process_pending_frees(true) && finish_gone_streams()) {
+  }
   for (const auto& arena : arenas_) {
     if (arena->graph() != 0 || arena->clock().capturing()) {
       continue;
@@ -312,7 +322,7 @@ void Allocator::destroy_free_chunks() {
   for (std::size_t i = free_chunks.size(); i-- > 0;) {
     const ChunkId id = free_chunks[i];
     const std::vector<PageRef>& maps = pool_[id].maps;
-    if (std::any_of(maps.begin(), maps.end(), in_use)) {
+    if (pool_[id].graph != 0 || std::any_of(maps.begin(), maps.end(), in_use)) {
       continue;
     }
     free_chunks.erase(free_chunks.begin() + static_cast<std::ptrdiff_t>(i));
@@ -441,6 +451,7 @@ StreamClock& Allocator::clock_of(Stream stream) {
   std::unique_ptr<StreamClock>& clock = clocks_[stream];
   if (clock == nullptr) {
     clock = std::make_unique<StreamClock>(driver_, stream);
+    driver_.meet(stream);
   }
   return *clock;
 }
@@ -483,7 +494,7 @@ Block* Allocator::reuse_layout(Arena& arena, Bytes size) {
   // A larger free block is not cut for what can be put together again: the next step
   // asks for it too.
   const bool capturing = driver_.capturing(arena.clock().stream());
-  if (Block* block = mapper_.reuse_layout(arena, size, capturing)) {
+  if (Block* block = mapper_.reuse_layout(arena, size, capturing, limits(size))) {
     return block;
   }
   return arena.take(size);
@@ -534,7 +545,13 @@ bool Allocator::is_unused(Pending& pending, bool wait) {
     return false;
   }
   for (const Ticket& user : pending.users) {
-    counters_.stream_waits += own.follow(user);
+    if (own.gone()) {
+      // It cannot be told to wait.
+      counters_.host_waits += !user.clock->passed(user.time);
+      user.clock->synchronize(user.time);
+    } else {
+      counters_.stream_waits += own.follow(user);
+    }
   }
   return true;
 }
@@ -543,11 +560,10 @@ void Allocator::release(Block* block) {
   counters_.active_bytes -= block->size;
   note(Action::kFreeCompleted, *block);
   Arena& arena = *block->extent->arena;
+  block = arena.release(block);
   // Where new chunks are short, or to be spared, another stream may come for these.
-  const bool is_wanted =
-      block->size >= chunk_ && (options_.headroom >= 0 || pool_.count() >= hard_limit_);
-  arena.release(block);
-  if (is_wanted) {
+  if (block->size >= chunk_ &&
+      (options_.headroom >= 0 || pool_.count() >= hard_limit_)) {
     try {
       arena.clock().mark_free();
     } catch (const DriverError&) {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -30,10 +31,13 @@ namespace drivetrain {
 // One device. Safe to use from any thread.
 // Which memory of a stream.
 struct PoolKey {
+  constexpr PoolKey(std::uint64_t of_graph = 0, std::uint64_t of_tag = 0)
+      : graph(of_graph), tag(of_tag) {}
+
   // The graph or pool that it is private to; 0 for none.
-  std::uint64_t graph = 0;
+  std::uint64_t graph;
   // What it sleeps and wakes with; 0 for none.
-  std::uint64_t tag = 0;
+  std::uint64_t tag;
 
   friend bool operator==(const PoolKey& a, const PoolKey& b) {
     return ((a.graph ^ b.graph) | (a.tag ^ b.tag)) == 0;
@@ -68,6 +72,10 @@ class Allocator {
   //
   // Throws MisuseError when no live block holds it.
   void record_stream(Address at, Stream stream);
+
+  // From now on graphs may be captured, or no longer, also on streams that are not
+  // known: the host waits for nothing that is not its own meanwhile.
+  static void expect_captures(bool are_coming) { captures_ += are_coming ? 1 : -1; }
 
   // The memory of a graph pool is everybody's again.
   void release_graph(std::uint64_t graph);
@@ -114,7 +122,7 @@ class Allocator {
       for (const auto& extent : arena->extents()) {
         for (const Block* block = extent->first; block != nullptr;
              block = block->after) {
-          if (block->kind() != Kind::kHole) {
+          if (block->kind() != Kind::kHole && block->kind() != Kind::kClaimed) {
             f(*block);
           }
         }
@@ -186,6 +194,7 @@ class Allocator {
   std::vector<std::unique_ptr<Arena>> arenas_;
   std::vector<StreamPool> stream_pools_;
   std::size_t last_stream_pool_ = 0;
+  static inline std::atomic<int> captures_{0};
   ChunkSupply supply_;
   Mapper mapper_;
   Sleeper sleeper_;

@@ -4,14 +4,16 @@
 
 namespace drivetrain {
 
-void Arena::release(Block* block) {
+Block* Arena::release(Block* block) {
   block->become_free_at(clock_.advance());
   if (is_asleep_) {
     block->become(Kind::kClaimed);
     unused_.push_back(block);
-    return;
+    return block;
   }
-  free_.insert(join_free(block));
+  block = join_free(block);
+  free_.insert(block);
+  return block;
 }
 
 void Arena::fall_asleep() {

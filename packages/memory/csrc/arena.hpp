@@ -46,8 +46,9 @@ class Arena {
     return carve(block, size);
   }
 
-  // A live block is free from now on.
-  void release(Block* block);
+  // A live block is free from now on. Returns the free block that it is part of, or
+  // itself where it sleeps.
+  Block* release(Block* block);
 
   // Returns a live block that was a free one of just that size; null if there is none.
   Block* take_exact(Bytes size) {

@@ -201,7 +201,7 @@ PYBIND11_MODULE(_extension, m) {
              std::uint64_t tag) {
             return allocator.allocate(size, stream, {graph, tag});
           },
-          py::arg("size"), py::arg("stream"), py::arg("graph"), py::arg("tag"),
+          py::arg("size"), py::arg("stream"), py::arg("graph"), py::arg("tag") = 0,
           without_gil)
       .def("free", &Allocator::free, py::arg("at"), without_gil)
       .def("record_stream", &Allocator::record_stream, py::arg("at"), py::arg("stream"),

@@ -69,6 +69,7 @@ void ChunkPool::map(Extent& extent, std::uint32_t first,
     counters_.remapped += !chunk.maps.empty();
     chunk.maps.push_back({&extent, first + i});
     chunk.holder = {&extent, first + i};
+    chunk.graph = 0;
     extent.pages[first + i].chunk = ids[i];
     extent.pages[first + i].holds = true;
   }
@@ -81,6 +82,7 @@ void ChunkPool::map(Extent& extent, std::uint32_t first,
 void ChunkPool::hold(Extent& extent, std::uint32_t page) {
   extent.pages[page].holds = true;
   chunks_[extent.pages[page].chunk].holder = {&extent, page};
+  chunks_[extent.pages[page].chunk].graph = 0;
   ++counters_.returned;
 }
 

@@ -22,6 +22,8 @@ struct PageRef {
 
 struct Chunk {
   Handle handle = 0;
+  // The graph that it is private to while it is spare; 0 for none.
+  std::uint64_t graph = 0;
   // The page that holds it; no extent while it is spare.
   PageRef holder{nullptr, 0};
   // Every page that maps it, the holder among them.

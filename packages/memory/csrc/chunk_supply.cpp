@@ -4,7 +4,7 @@
 
 namespace drivetrain {
 
-std::uint64_t ChunkSupply::survey(const Arena& to, bool capturing) {
+std::uint64_t ChunkSupply::survey(const Arena& to, bool capturing, bool may_wait) {
   ++survey_;
   for (const auto& arena : arenas_) {
     if (!may_lend(*arena, to, capturing)) {
@@ -12,6 +12,9 @@ std::uint64_t ChunkSupply::survey(const Arena& to, bool capturing) {
     }
     arena->free().ascending([&](Block* block) {
       const PageRun run = whole_pages(*block);
+      if (run.count() == 0 || !may_serve(*block, to, capturing, may_wait)) {
+        return true;
+      }
       for (std::uint32_t page = run.first; page < run.last; ++page) {
         Chunk& chunk = pool_[block->extent->pages[page].chunk];
         chunk.free_in = block;
@@ -46,6 +49,7 @@ void ChunkSupply::take_from(Block* block, PageRun run, Arena& to,
   for (std::uint32_t page = run.last; page-- > run.first;) {
     const ChunkId id = extent.pages[page].chunk;
     pool_[id].holder = {nullptr, 0};
+    pool_[id].graph = from.graph();
     chunks.push_back(id);
   }
   from.lend(block, run);
@@ -56,6 +60,10 @@ void ChunkSupply::from_free_chunks(std::size_t count, Arena& to, bool capturing,
   std::vector<ChunkId>& free_chunks = pool_.free_chunks();
   for (std::size_t i = free_chunks.size(); i-- > 0 && chunks.size() < count;) {
     const Ticket after = pool_[free_chunks[i]].after;
+    const std::uint64_t graph = pool_[free_chunks[i]].graph;
+    if (graph != 0 && graph != to.graph()) {
+      continue;
+    }
     const bool free_of_wait = after.clock == nullptr || after.clock == &to.clock();
     if (!free_of_wait && (capturing || after.clock->capturing())) {
       continue;

@@ -36,9 +36,17 @@ class ChunkSupply {
     return &from.clock() == &to.clock() || (!capturing && !from.clock().capturing());
   }
 
+  // Whether a free block may serve `to`, if need be after a wait of its stream.
+  static bool may_serve(const Block& block, const Arena& to, bool capturing,
+                        bool may_wait) {
+    Arena& from = *block.extent->arena;
+    return may_lend(from, to, capturing) && (may_wait || &from.clock() == &to.clock() ||
+                                             from.clock().passed(block.freed_at()));
+  }
+
   // Notes in every chunk of a free block that may serve `to` which block that is. The
   // notes hold until a block changes; `surveyed` of such a chunk is what is returned.
-  std::uint64_t survey(const Arena& to, bool capturing);
+  std::uint64_t survey(const Arena& to, bool capturing, bool may_wait);
 
   // Adds chunks until there are `count`: spare ones, new ones up to the soft limit,
   // those of free blocks of the same stream and of streams that are done, new ones up

@@ -25,7 +25,7 @@ bool is_unused(const Block* block) {
 
 }  // namespace
 
-Block* Mapper::reuse_layout(Arena& arena, Bytes size, bool capturing) {
+Block* Mapper::reuse_layout(Arena& arena, Bytes size, bool capturing, Limits limits) {
   std::vector<Return> returns;
   for (const SizeHistory::Place& place : arena.size_history().of(size)) {
     Extent& extent = *place.extent;
@@ -35,7 +35,8 @@ Block* Mapper::reuse_layout(Arena& arena, Bytes size, bool capturing) {
         first->kind() == Kind::kHole
             ? round_down(place.begin - extent.at, extent.chunk_bytes) + extent.at
             : place.begin;
-    if (!can_return(arena, first, begin, size, capturing, returns)) {
+    if (!can_return(arena, first, begin, size, capturing, may_wait(size, limits),
+                    returns)) {
       continue;
     }
     Block* claimed = arena.claim(first, begin, size);
@@ -52,13 +53,22 @@ Block* Mapper::reuse_layout(Arena& arena, Bytes size, bool capturing) {
 
 Block* Mapper::remap_free_chunks(Arena& arena, Bytes size, bool capturing,
                                  Limits limits) {
-  const std::uint64_t survey = supply_.survey(arena, capturing);
-  const AddressRange range = find_range(arena, size, survey, capturing, limits);
-  return fill(arena, range, size, capturing, survey, limits);
+  for (const bool returns : {true, false}) {
+    const std::uint64_t survey =
+        supply_.survey(arena, capturing, may_wait(size, limits));
+    const AddressRange range =
+        find_range(arena, size, survey, capturing, returns, limits);
+    bool must_wait = false;
+    Block* block = fill(arena, range, size, capturing, survey, limits, must_wait);
+    if (!must_wait) {
+      return block;
+    }
+  }
+  return nullptr;
 }
 
 AddressRange Mapper::find_range(Arena& arena, Bytes size, std::uint64_t survey,
-                                bool capturing, Limits limits) {
+                                bool capturing, bool returns, Limits limits) {
   const std::uint64_t passed = capturing ? arena.clock().known() : arena.clock().poll();
   // While memory may grow, each run has extents of its own.
   const bool grows = pool_.count() + size / driver_.chunk_bytes() < limits.soft;
@@ -71,7 +81,8 @@ AddressRange Mapper::find_range(Arena& arena, Bytes size, std::uint64_t survey,
         continue;
       }
       extend(*extent, size);
-      const std::vector<double> costs = page_costs(*extent, survey, passed, capturing);
+      const std::vector<double> costs =
+          page_costs(*extent, survey, passed, capturing, returns);
       const AddressRange found =
           cheapest_range(*extent, size, costs, kUntouched, best.cost);
       if (found.first != nullptr) {
@@ -99,7 +110,8 @@ AddressRange Mapper::find_range(Arena& arena, Bytes size, std::uint64_t survey,
 }
 
 std::vector<double> Mapper::page_costs(const Extent& extent, std::uint64_t survey,
-                                       std::uint64_t passed, bool capturing) {
+                                       std::uint64_t passed, bool capturing,
+                                       bool returns) {
   std::vector<double> costs(extent.high);
   const StreamClock& clock = extent.arena->clock();
   for (std::uint32_t i = 0; i < extent.high; ++i) {
@@ -111,13 +123,14 @@ std::vector<double> Mapper::page_costs(const Extent& extent, std::uint64_t surve
       costs[i] = kUntouched;
       continue;
     }
-    if (capturing && page.left_at > passed) {
-      // Its chunk may not come back after all, and nothing can be waited for then.
+    if (extent.arena->graph() != 0 || (capturing && page.left_at > passed)) {
+      // A graph writes to the memory behind it again. Else its chunk may not come back
+      // after all, and nothing can be waited for then.
       costs[i] = kBlocked;
       continue;
     }
     const Chunk& chunk = pool_[page.chunk];
-    if (chunk.surveyed == survey) {
+    if (returns && chunk.surveyed == survey) {
       const Arena& holder = *chunk.holder.extent->arena;
       costs[i] = &holder.clock() == &clock ? kReturned : kReturnedFromAfar;
     } else {
@@ -166,7 +179,7 @@ Extent* Mapper::add_extent(Arena& arena, std::uint32_t run, Bytes size, bool mus
 }
 
 Block* Mapper::fill(Arena& arena, const AddressRange& range, Bytes size, bool capturing,
-                    std::uint64_t survey, Limits limits) {
+                    std::uint64_t survey, Limits limits, bool& must_wait) {
   const Bytes chunk_bytes = driver_.chunk_bytes();
   Extent& extent = *range.first->extent;
   Block* claimed = arena.claim(range.first, range.begin, size);
@@ -196,8 +209,16 @@ Block* Mapper::fill(Arena& arena, const AddressRange& range, Bytes size, bool ca
   const std::size_t num_before = pool_.count();
   std::vector<ChunkId> chunks;
   try {
+    // Where a chunk was to come back to its page, and is inside the claimed block.
+    must_wait = std::any_of(missing.begin(), missing.end(), [&](std::uint32_t i) {
+      const Page& page = extent.pages[i];
+      return page.chunk != kNoChunk && !arena.clock().passed(page.left_at);
+    });
+    if (must_wait) {
+      arena.abandon(claimed);
+      return nullptr;
+    }
     bring_back(arena, extent, returns);
-    await_stale(extent, missing);
     make_mappable(missing.size());
     if (!supply_.draw(missing.size(), arena, capturing, limits, chunks)) {
       give_up(arena, claimed, returns, chunks);
@@ -216,7 +237,8 @@ Block* Mapper::fill(Arena& arena, const AddressRange& range, Bytes size, bool ca
 }
 
 bool Mapper::can_return(const Arena& arena, const Block* first, Address begin,
-                        Bytes size, bool capturing, std::vector<Return>& returns) {
+                        Bytes size, bool capturing, bool may_wait,
+                        std::vector<Return>& returns) {
   returns.clear();
   ++look_;
   const Extent& extent = *first->extent;
@@ -260,7 +282,7 @@ bool Mapper::can_return(const Arena& arena, const Block* first, Address begin,
         at >= from->end()) {
       from = block_at(*holder.extent, at);
       if (from->kind() != Kind::kFree ||
-          !ChunkSupply::may_lend(*from->extent->arena, arena, capturing)) {
+          !ChunkSupply::may_serve(*from, arena, capturing, may_wait)) {
         return false;
       }
     }
@@ -382,6 +404,9 @@ void Mapper::make_mappable(std::size_t count) {
   for (const bool wait : {false, true}) {
     for (const auto& arena : arenas_) {
       StreamClock& clock = arena->clock();
+      if (arena->graph() != 0) {
+        continue;
+      }
       if (pool_.num_mapped() + count <= max_mapped_) {
         return;
       }

@@ -40,7 +40,7 @@ class Mapper {
 
   // Returns a live block where one of this size was put together before, if all chunks
   // that it lacks can come back there; else null.
-  Block* reuse_layout(Arena& arena, Bytes size, bool capturing);
+  Block* reuse_layout(Arena& arena, Bytes size, bool capturing, Limits limits);
 
   // Returns a live block where the fewest pages must be filled; null when there are too
   // few chunks.
@@ -62,9 +62,9 @@ class Mapper {
   };
 
   AddressRange find_range(Arena& arena, Bytes size, std::uint64_t survey,
-                          bool capturing, Limits limits);
+                          bool capturing, bool returns, Limits limits);
   std::vector<double> page_costs(const Extent& extent, std::uint64_t survey,
-                                 std::uint64_t passed, bool capturing);
+                                 std::uint64_t passed, bool capturing, bool returns);
   // Lets a request fit behind all that was ever mapped, where the addresses there are
   // nobody's and the run may have more.
   void extend(Extent& extent, Bytes size);
@@ -72,10 +72,15 @@ class Mapper {
   // as it may, or the device refuses, unless one `must_be`.
   Extent* add_extent(Arena& arena, std::uint32_t run, Bytes size, bool must_be);
   Block* fill(Arena& arena, const AddressRange& range, Bytes size, bool capturing,
-              std::uint64_t survey, Limits limits);
+              std::uint64_t survey, Limits limits, bool& must_wait);
   // Whether all chunks that a range lacks can come back, and which these are.
   bool can_return(const Arena& arena, const Block* first, Address begin, Bytes size,
-                  bool capturing, std::vector<Return>& returns);
+                  bool capturing, bool may_wait, std::vector<Return>& returns);
+  // Whether a request may wait for another stream: whoever is waited for may wait for
+  // this one, so that new chunks come first.
+  bool may_wait(Bytes size, Limits limits) const {
+    return pool_.count() + ceil_div(size, driver_.chunk_bytes()) + 1 > limits.hard;
+  }
   // When this throws, `returns` are those that came.
   void bring_back(Arena& arena, Extent& extent, std::vector<Return>& returns);
   // The host waits until nothing is under way on pages that are to be mapped anew.

@@ -35,10 +35,15 @@ Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
         if (!extent->pages[page].holds) {
           continue;
         }
+        const ChunkId id = extent->pages[page].chunk;
         try {
-          pool_.destroy(extent->pages[page].chunk);
+          pool_.destroy(id);
         } catch (const DriverError&) {
           refused = std::current_exception();
+          if (!extent->pages[page].holds) {
+            pool_[id].holder = {nullptr, 0};
+            pool_.free_chunks().push_back(id);
+          }
         }
       }
     }

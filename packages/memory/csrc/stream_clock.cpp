@@ -16,6 +16,8 @@ bool StreamClock::capturing() {
       return driver_.capturing(stream_);
     } catch (const StreamGone&) {
       gone_ = true;
+      // What it was given since it was last asked is not known.
+      advance();
     }
   }
   return !passed(now_);

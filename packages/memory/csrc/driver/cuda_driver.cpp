@@ -66,6 +66,7 @@ CudaDriver::CudaDriver(int device, bool peers, const std::string& library)
   properties_.location = {cuda::kOnDevice, device_};
   properties_.flags.direct_rdma = rdma != 0;
   std::size_t granularity = 0;
+  contexts_.insert(context_);
   const Scope scope(*this);
   api_.check(api_.cuMemGetAllocationGranularity(&granularity, &properties_,
                                                 cuda::kMinimumGranularity),
@@ -86,6 +87,17 @@ CudaDriver::CudaDriver(int device, bool peers, const std::string& library)
     if (reachable != 0) {
       access_.push_back({{cuda::kOnDevice, peer}, cuda::kReadWrite});
     }
+  }
+}
+
+CudaDriver::~CudaDriver() {
+  try {
+    const Scope scope(*this);
+    for (const cuda::EventHandle event : events_) {
+      api_.cuEventDestroy_v2(event);
+    }
+  } catch (const DriverError&) {
+    // The driver has ended before us, and all that was ours with it.
   }
 }
 
@@ -295,8 +307,21 @@ void CudaDriver::write(Address to, const char* from, Bytes bytes) {
 }
 
 bool CudaDriver::synchronize_all() {
+  for (const cuda::Context context : contexts_) {
+    const Scope there(*this, context);
+    if (api_.cuCtxSynchronize() != cuda::kSuccess) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void CudaDriver::meet(Stream stream) {
   const Scope scope(*this);
-  return api_.cuCtxSynchronize() == cuda::kSuccess;
+  const cuda::Context context = context_of(stream);
+  if (context != nullptr) {
+    contexts_.insert(context);
+  }
 }
 
 }  // namespace drivetrain

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <set>
 #include <string>
 #include <unordered_set>
 #include <vector>
@@ -20,6 +21,7 @@ class CudaDriver : public Driver {
   //
   // Throws DriverError when there is no such device, or it cannot map memory.
   CudaDriver(int device, bool peers, const std::string& library);
+  ~CudaDriver() override;
 
   // How many devices there are. Makes no context on any.
   //
@@ -43,6 +45,7 @@ class CudaDriver : public Driver {
   void forget(Event event) override;
   bool capturing(Stream stream) override;
   bool synchronize_all() override;
+  void meet(Stream stream) override;
   char* take_host(Bytes bytes) override;
   void give_host(char* memory) override;
   void read(char* to, Address from, Bytes bytes) override;
@@ -57,6 +60,8 @@ class CudaDriver : public Driver {
   const cuda::Api& api_;
   cuda::Device device_ = 0;
   cuda::Context context_ = nullptr;
+  // That, and those of streams of other devices that use this one's memory.
+  std::set<cuda::Context> contexts_;
   Bytes chunk_ = 0;
   // Where the next range is asked for, so that the one before it can be extended.
   Address next_range_ = 0;

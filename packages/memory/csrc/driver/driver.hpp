@@ -64,6 +64,8 @@ class Driver {
   // The host waits for all that was given to the device, also to streams that were
   // destroyed since. Returns false where it may not, as while a graph is captured.
   virtual bool synchronize_all() = 0;
+  // A stream uses memory of the device from now on.
+  virtual void meet(Stream) {}
 
   // Memory of the host that the device copies to and from, and these copies. The host
   // waits for them.

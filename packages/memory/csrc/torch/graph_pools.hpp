@@ -23,13 +23,17 @@ class GraphPools {
   using Id = std::pair<std::uint64_t, std::uint64_t>;
   using Filter = std::function<bool(void*)>;
 
+  // A pool's number: PyTorch counts those of captures in the first part of their names,
+  // and all others in the second.
+  static std::uint64_t graph_of(Id id) {
+    return id.first == 0 ? 2 * id.second : 2 * id.first + 1;
+  }
+
   // Allocations of the streams that pass the filter belong to the pool from now on.
   void begin(Id id, Filter filter) {
     const std::lock_guard<std::mutex> lock(mutex_);
     Pool& pool = pools_[id];
-    if (pool.graph == 0) {
-      pool.graph = next_++;
-    }
+    pool.graph = graph_of(id);
     ++pool.users;
     active_.push_back({id, pool.graph, std::move(filter)});
     any_ = true;
@@ -85,7 +89,6 @@ class GraphPools {
   std::atomic<bool> any_{false};
   std::map<Id, Pool> pools_;
   std::vector<Active> active_;
-  std::uint64_t next_ = 1;
 };
 
 }  // namespace drivetrain

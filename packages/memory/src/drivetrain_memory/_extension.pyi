@@ -4,7 +4,7 @@ The allocator, its devices, and models of other allocators.
 from __future__ import annotations
 import typing
 import typing_extensions
-__all__: list[str] = ['Allocator', 'BlockInfo', 'Counters', 'CudaDriver', 'Driver', 'HistoryEntry', 'HostDriver', 'NullDriver', 'Replayed', 'configure', 'hooks', 'keep_history', 'of_device', 'replay']
+__all__: list[str] = ['Allocator', 'BlockInfo', 'Counters', 'CudaDriver', 'Driver', 'HistoryEntry', 'HostDriver', 'NullDriver', 'Replayed', 'configure', 'hooks', 'keep_history', 'of_device', 'replay', 'set_tag']
 class Driver:
     """
     A device; ended with the object.
@@ -150,7 +150,7 @@ class Allocator:
     """
     def __init__(self, driver: Driver, capacity: typing.SupportsInt | typing.SupportsIndex, headroom: typing.SupportsFloat | typing.SupportsIndex, mapped: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
-    def allocate(self, size: typing.SupportsInt | typing.SupportsIndex, stream: typing.SupportsInt | typing.SupportsIndex, graph: typing.SupportsInt | typing.SupportsIndex) -> int:
+    def allocate(self, size: typing.SupportsInt | typing.SupportsIndex, stream: typing.SupportsInt | typing.SupportsIndex, graph: typing.SupportsInt | typing.SupportsIndex, tag: typing.SupportsInt | typing.SupportsIndex = 0) -> int:
         ...
     def blocks(self) -> list[BlockInfo]:
         ...
@@ -170,7 +170,11 @@ class Allocator:
         ...
     def reset_peaks(self) -> None:
         ...
+    def sleep(self, tag: typing.SupportsInt | typing.SupportsIndex, keeps: bool) -> int:
+        ...
     def trim(self) -> None:
+        ...
+    def wake(self, tag: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
 class Replayed:
     """
@@ -223,3 +227,5 @@ def replay(events: typing_extensions.Buffer, model: typing.SupportsInt | typing.
     """
     Plays a trace to an allocator of its own: 0 for this project's, 1 for PyTorch's, 2 for its expandable segments, 3 for GMLake's.
     """
+def set_tag(tag: typing.SupportsInt | typing.SupportsIndex) -> int:
+    ...

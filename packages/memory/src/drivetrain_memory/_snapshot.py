@@ -163,7 +163,7 @@ def _segment(blocks: list[BlockInfo], device: int) -> dict[str, Any]:
         "requested_size": live,
         "stream": first.stream,
         "segment_type": "large",
-        "segment_pool_id": (0, first.graph),
+        "segment_pool_id": _pool_id(first.graph),
         "is_expandable": True,
         "frames": [],
         "blocks": [
@@ -179,6 +179,12 @@ def _segment(blocks: list[BlockInfo], device: int) -> dict[str, Any]:
     }
 
 
+def _pool_id(graph: int) -> tuple[int, int]:
+    """Returns PyTorch's name of a pool, from its number in `graph_pools.hpp`."""
+    number, of_capture = divmod(graph, 2)
+    return (number, 0) if of_capture else (0, number)
+
+
 def _entry(entry: HistoryEntry) -> dict[str, Any]:
     action = _ACTIONS[entry.action]
     place = "device_free" if action == "oom" else "addr"
@@ -188,7 +194,7 @@ def _entry(entry: HistoryEntry) -> dict[str, Any]:
         "size": entry.size,
         "stream": entry.stream,
         "time_us": entry.time_us,
-        "pool_id": (0, entry.graph),
+        "pool_id": _pool_id(entry.graph),
         "frames": [],
     }
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._mem_pool import MemPool
 from drivetrain_memory._snapshot import keep_history, save_snapshot, snapshot
 from drivetrain_memory._stats import inspector, torch_stats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _USUAL_ENTRIES = 100_000
 
@@ -96,9 +101,9 @@ def _snapshot_of_torch(*_: Any, **__: Any) -> dict[str, Any]:
 
 
 def _segments(mempool_id: Any = None, *_: Any, **__: Any) -> Any:
-    if mempool_id not in (None, (0, 0)):
-        _refuse("torch.cuda.memory_snapshot of one pool", "take that of all pools")
-    return snapshot()["segments"]
+    wanted = None if mempool_id in (None, (0, 0)) else tuple(mempool_id)
+    segments = snapshot()["segments"]
+    return [s for s in segments if wanted in (None, s["segment_pool_id"])]
 
 
 def _dump(filename: Any = "dump_snapshot.pickle", *_: Any, **__: Any) -> None:
@@ -120,8 +125,10 @@ def _no_switch(value: bool = True) -> None:
         _refuse("torch.cuda.caching_allocator_enable(False)", "do without one of both")
 
 
-def _no_pool(*_: Any, **__: Any) -> NoReturn:
-    _refuse("torch.cuda.MemPool", "do without one of both")
+@contextmanager
+def _use_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
+    with pool.used_on(_number(device)):
+        yield
 
 
 def _refuse(what: str, way_out: str) -> NoReturn:
@@ -146,5 +153,6 @@ _ANSWERS = {
     "_record_memory_history": _record,
     "get_per_process_memory_fraction": _fraction,
     "caching_allocator_enable": _no_switch,
-    "MemPool": _no_pool,
+    "MemPool": MemPool,
+    "use_mem_pool": _use_pool,
 }

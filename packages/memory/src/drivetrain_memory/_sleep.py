@@ -1,0 +1,108 @@
+"""Lets memory sleep: it goes back to the device, and comes again below its addresses."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from drivetrain_memory._enable import is_enabled
+from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._native import extension
+from drivetrain_memory._stats import inspector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_numbers: dict[str | None, int] = {None: 0}
+_lock = threading.Lock()
+
+
+@contextmanager
+def tag(name: str) -> Iterator[None]:
+    """Lets what this thread allocates inside sleep and wake by a name.
+
+    It has chunks of its own: nothing else lies in them. What a `backward` allocates
+    comes from another thread and has no tag.
+
+    Args:
+        name: Which; the same name may be used again.
+
+    Raises:
+        MemoryUseError: `enable` was not called before.
+    """
+    _require_enabled()
+    with _lock:
+        number = _numbers.setdefault(name, len(_numbers))
+    before = extension().set_tag(number)
+    try:
+        yield
+    finally:
+        extension().set_tag(before)
+
+
+def sleep(name: str | None = None, *, keep: bool = True, device: int = 0) -> int:
+    """Gives the physical memory of a tag back to the device.
+
+    Tensors keep their addresses, so that graphs that were captured with them hold after
+    `wake`; until then nobody may use them. They may be freed. The host waits until
+    nothing is under way on the device.
+
+    Args:
+        name: Which tag; None for what has none.
+        keep: Whether tensors have the same contents after `wake`: they are copied to
+            page-locked memory of the host meanwhile. Else what they have is undefined.
+        device: The number of the device.
+
+    Returns:
+        The bytes that the device has back.
+
+    Raises:
+        MemoryUseError: It sleeps already, there is no such tag, a graph is being
+            captured, or `enable` was not called before.
+        DeviceError: The driver refuses; it says whether it sleeps if it is woken.
+
+    Example:
+        >>> import drivetrain_memory
+        >>> def serve_beside(train, engine):
+        ...     with drivetrain_memory.tag("cache"):
+        ...         cache = engine.make_cache()
+        ...     drivetrain_memory.sleep("cache", keep=False)
+        ...     train()
+        ...     drivetrain_memory.wake("cache")
+        ...     cache.zero_()
+    """
+    found = inspector(device)
+    return found.sleep(_number(name), keeps=keep) if found is not None else 0
+
+
+def wake(name: str | None = None, *, device: int = 0) -> None:
+    """Brings the memory of a tag back, below the same addresses.
+
+    Args:
+        name: Which tag; None for what has none.
+        device: The number of the device.
+
+    Raises:
+        MemoryUseError: It does not sleep, there is no such tag, a graph is being
+            captured, or `enable` was not called before.
+        DeviceMemoryError: There is too little memory; it sleeps on, with all it had.
+        DeviceError: The driver refuses; it sleeps on, with all it had.
+    """
+    found = inspector(device)
+    if found is not None:
+        found.wake(_number(name))
+
+
+def _number(name: str | None) -> int:
+    _require_enabled()
+    if name not in _numbers:
+        message = f"nothing has the tag {name!r}: allocate inside of tag({name!r})"
+        raise MemoryUseError(message)
+    return _numbers[name]
+
+
+def _require_enabled() -> None:
+    if not is_enabled():
+        message = "memory sleeps under drivetrain_memory.enable() alone: call it first"
+        raise MemoryUseError(message)
