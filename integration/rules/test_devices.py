@@ -12,9 +12,12 @@ from collections.abc import Iterator
 CUDAS_OWN = {
     "core/src/drivetrain_core/accelerators/_cuda.py",
     "memory/src/drivetrain_memory/_enable.py",
+    "memory/src/drivetrain_memory/_mem_pool.py",
     "memory/src/drivetrain_memory/_register.py",
     "memory/src/drivetrain_memory/_stats.py",
     "memory/src/drivetrain_memory/_torch_functions.py",
+    "memory/src/drivetrain_memory/trace/_record.py",
+    "memory/src/drivetrain_memory/trace/_simulated_cuda.py",
     "testing/src/drivetrain_testing/_gpu.py",
     "testing/src/drivetrain_testing/pytest.py",
 }

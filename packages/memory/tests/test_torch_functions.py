@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch_stage import run_enabled
+from torch_stage import run, run_enabled
 
 TESTS = Path(__file__).parent
 TABLE = TESTS.parents[2] / "docs" / "reference" / "memory.md"
@@ -223,7 +223,7 @@ def test_summary_has_a_line_for_each_figure(fake_cuda):
 
 
 @pytest.mark.slow
-def test_snapshot_has_all_pools_and_one_pool_is_refused(fake_cuda):
+def test_snapshot_has_all_pools_or_one(fake_cuda):
     run_enabled(
         fake_cuda,
         """
@@ -233,8 +233,15 @@ def test_snapshot_has_all_pools_and_one_pool_is_refused(fake_cuda):
         assert torch.cuda.memory_snapshot((0, 0), include_traces=False) == [segment]
         for place in (torch.cuda.memory, torch.accelerator.memory):
             assert place._snapshot(0)["segments"] == [segment]
-        refused(MemoryUseError, "memory_snapshot of one pool needs PyTorch's own",
-                torch.cuda.memory_snapshot, (0, 1))
+        assert torch.cuda.memory_snapshot((0, 1)) == []
+        from drivetrain_memory._native import of_device
+        native = of_device(0)._native
+        native.allocate(5 << 20, 0, 2 * 3)  # The pool (0, 3).
+        native.allocate(5 << 20, 0, 2 * 3 + 1)  # The capture's, (3, 0).
+        for name in ((0, 3), (3, 0)):
+            (segment,) = torch.cuda.memory_snapshot(name)
+            assert segment["segment_pool_id"] == name
+        assert len(torch.cuda.memory_snapshot()) == 3
         """,
     )
 
@@ -300,7 +307,8 @@ def test_fraction_that_was_set_is_answered_and_a_limit(fake_cuda):
         for module in (torch.cuda, torch.cuda.memory):
             assert module.get_per_process_memory_fraction("cuda:0") == 0.25
             assert module.get_per_process_memory_fraction(1) == 1.0
-        native = drivetrain_memory._native.of_device(0)._native
+        from drivetrain_memory._native import of_device
+        native = of_device(0)._native
         refused(drivetrain_memory.DeviceMemoryError, "16.00 MiB", native.allocate,
                 18 << 20, 0, 0)
         inner.allocate(16 << 20, 0, None)
@@ -355,12 +363,84 @@ def test_another_allocator_can_be_made_and_not_put_in_place(fake_cuda):
 
 
 @pytest.mark.slow
-def test_pool_of_pytorch_is_refused(fake_cuda):
+def test_pool_keeps_its_memory_as_long_as_it_lives(fake_cuda):
     run_enabled(
         fake_cuda,
         """
         for module in (torch.cuda, torch.cuda.memory):
-            refused(MemoryUseError, "torch.cuda.MemPool needs PyTorch's own allocator",
-                    lambda: module.use_mem_pool(module.MemPool()).__enter__())
+            pool = module.MemPool()
+            assert isinstance(pool, torch.cuda.MemPool) and pool.allocator is None
+            assert pool.use_count() == 1 and pool.snapshot() == []
+            for device in (None, 0, 1):
+                with module.use_mem_pool(pool, device):
+                    assert pool.use_count() == 2
+            try:
+                with module.use_mem_pool(pool):
+                    raise KeyError
+            except KeyError:
+                assert pool.use_count() == 1
+            name = pool.id
+            del pool
+            begun = ("beg", "end", "beg", "end", "rel")
+            used = [*((call, 0) for call in begun),
+                    *((call, 0) for call in begun[2:]),
+                    *((call, 1) for call in begun),
+                    *((call, 0) for call in begun[2:]),
+                    ("rel", 0), ("rel", 1)]
+            assert pool_calls == [(call, device, name) for call, device in used]
+            pool_calls.clear()
+        assert name == (0, 2)
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_pool_with_an_allocator_of_its_own_is_refused(fake_cuda):
+    run_enabled(
+        fake_cuda,
+        """
+        for options in ({"allocator": object()}, {"use_on_oom": True}, {"no_split": True}):
+            refused(MemoryUseError, "PyTorch's own allocator",
+                    lambda: torch.cuda.MemPool(**options))
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_tagged_memory_sleeps_and_wakes(fake_cuda):
+    run_enabled(
+        fake_cuda,
+        """
+        from drivetrain_memory import sleep, tag, wake
+        with tag("weights"):
+            weights = inner.allocate(6 << 20, 0, None)
+            with tag("cache"):
+                inner.allocate(4 << 20, 0, None)
+        other = inner.allocate(2 << 20, 0, None)
+        ctypes.memset(weights, 7, 6 << 20)
+        assert sleep("weights") == 6 << 20
+        assert sleep("cache", keep=False) == 4 << 20
+        assert sleep() == 2 << 20
+        assert torch.cuda.memory_reserved() == 0
+        assert torch.cuda.memory_allocated() == 12 << 20
+        assert drivetrain_memory.snapshot()["segments"]
+        refused(MemoryUseError, "sleeps already", sleep, "weights")
+        for name in ("weights", "cache", None):
+            wake(name)
+        refused(MemoryUseError, "does not sleep", wake)
+        refused(MemoryUseError, "nothing has the tag 'none'", sleep, "none")
+        assert ctypes.string_at(weights, 6 << 20) == b"\7" * (6 << 20)
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_memory_sleeps_only_where_this_allocator_is_pytorchs(fake_cuda):
+    run(
+        fake_cuda,
+        """
+        from drivetrain_memory import sleep, tag, wake
+        for call in (sleep, wake, tag("x").__enter__):
+            refused(MemoryUseError, "call it first", call)
         """,
     )

@@ -74,6 +74,12 @@ C._cuda_cudaCachingAllocator_raw_alloc = (
 C._cuda_cudaCachingAllocator_raw_delete = lambda at: inner.free(at, 0, 0, None)
 C._cuda_cudaCachingAllocator_enable = lambda value: None
 C._cuda_cudaCachingAllocator_is_enabled = lambda: True
+pool_calls, pool_ids = [], iter(range(1, 100))
+torch.cuda.graphs._graph_pool_handle = lambda: (0, next(pool_ids))
+for name in ("beginAllocateCurrentThreadToPool", "endAllocateToPool", "releasePool"):
+    def called(device, pool, name=name):
+        pool_calls.append((name[:3], device, pool))
+    setattr(C, "_cuda_" + name, called)
 """
 
 

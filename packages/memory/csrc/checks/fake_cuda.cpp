@@ -3,8 +3,8 @@
 // no use before its access is set, a stream that is captured gives no events, a context
 // is current while events are made. `fake_cuda_fail` lets a function fail.
 
-#include <cstdlib>
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>

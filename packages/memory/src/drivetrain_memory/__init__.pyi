@@ -14,6 +14,9 @@ from drivetrain_memory._replay import largest_batch as largest_batch
 from drivetrain_memory._replay import replay as replay
 from drivetrain_memory._replay import segment_events as segment_events
 from drivetrain_memory._replay import smallest_capacity as smallest_capacity
+from drivetrain_memory._sleep import sleep as sleep
+from drivetrain_memory._sleep import tag as tag
+from drivetrain_memory._sleep import wake as wake
 from drivetrain_memory._snapshot import keep_history as keep_history
 from drivetrain_memory._snapshot import save_snapshot as save_snapshot
 from drivetrain_memory._snapshot import snapshot as snapshot
@@ -25,7 +28,7 @@ from drivetrain_memory._validate import validate as validate
 from drivetrain_memory._version import __version__ as __version__
 from drivetrain_memory.trace._batch import scalable as scalable
 from drivetrain_memory.trace._format import Trace as Trace
-from drivetrain_memory.trace._record import Recorder as Recorder
 from drivetrain_memory.trace._record import record as record
+from drivetrain_memory.trace._recorder import Recorder as Recorder
 from drivetrain_memory.trace._snapshot import from_snapshot as from_snapshot
 from drivetrain_memory.trace._snapshot import load_snapshot as load_snapshot

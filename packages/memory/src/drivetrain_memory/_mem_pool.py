@@ -62,7 +62,7 @@ class MemPool:
         import torch
 
         del include_traces
-        return torch.cuda.memory_snapshot(self._id)
+        return torch.cuda.memory_snapshot(self._id)  # type: ignore[no-untyped-call]
 
     @contextmanager
     def used_on(self, device: int) -> Iterator[None]:

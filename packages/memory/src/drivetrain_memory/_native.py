@@ -158,9 +158,7 @@ class NativeAllocator(Inspector):
         """Makes it; nothing is reserved yet."""
         super().__init__(extension().Allocator(driver, capacity, headroom, mapped))
 
-    def allocate(
-        self, size: int, stream: int = 0, graph: int = 0, tag: int = 0
-    ) -> int:
+    def allocate(self, size: int, stream: int = 0, graph: int = 0, tag: int = 0) -> int:
         """Returns the address of `size` bytes for work on a stream."""
         require_integer("a size", size, 0, MOST_NUMBER)
         require_integer("a stream", stream, 0, MOST_NUMBER)

@@ -41,7 +41,9 @@ def tag(name: str) -> Iterator[None]:
         extension().set_tag(before)
 
 
-def sleep(name: str | None = None, *, keep: bool = True, device: int = 0) -> int:
+def sleep(
+    name: str | None = None, *, keep: bool = True, device: int | None = None
+) -> int:
     """Gives the physical memory of a tag back to the device.
 
     Tensors keep their addresses, so that graphs that were captured with them hold after
@@ -52,7 +54,7 @@ def sleep(name: str | None = None, *, keep: bool = True, device: int = 0) -> int
         name: Which tag; None for what has none.
         keep: Whether tensors have the same contents after `wake`: they are copied to
             page-locked memory of the host meanwhile. Else what they have is undefined.
-        device: The number of the device.
+        device: The number of the device; None for the current one.
 
     Returns:
         The bytes that the device has back.
@@ -72,16 +74,16 @@ def sleep(name: str | None = None, *, keep: bool = True, device: int = 0) -> int
         ...     drivetrain_memory.wake("cache")
         ...     cache.zero_()
     """
-    found = inspector(device)
-    return found.sleep(_number(name), keeps=keep) if found is not None else 0
+    number, found = _number(name), inspector(device)
+    return found.sleep(number, keeps=keep) if found is not None else 0
 
 
-def wake(name: str | None = None, *, device: int = 0) -> None:
+def wake(name: str | None = None, *, device: int | None = None) -> None:
     """Brings the memory of a tag back, below the same addresses.
 
     Args:
         name: Which tag; None for what has none.
-        device: The number of the device.
+        device: The number of the device; None for the current one.
 
     Raises:
         MemoryUseError: It does not sleep, there is no such tag, a graph is being
@@ -89,9 +91,9 @@ def wake(name: str | None = None, *, device: int = 0) -> None:
         DeviceMemoryError: There is too little memory; it sleeps on, with all it had.
         DeviceError: The driver refuses; it sleeps on, with all it had.
     """
-    found = inspector(device)
+    number, found = _number(name), inspector(device)
     if found is not None:
-        found.wake(_number(name))
+        found.wake(number)
 
 
 def _number(name: str | None) -> int:

@@ -227,10 +227,12 @@ def _replacements(
 ) -> list[tuple[Any, dict[str, Any]]]:
     """Returns what stands in whose place while a program is recorded."""
     resize, next_batch = torch.UntypedStorage.resize_, _BaseDataLoaderIter.__next__
-    apply, convert = torch.autograd.Function.apply, nn.Module._apply
+    apply: Any = torch.autograd.Function.apply
+    convert: Any = nn.Module._apply
+    swap: Any = torch.utils.swap_tensors
     iterate, run = DataLoader.__iter__, torch.autograd.graph._engine_run_backward
     types = {"_foreach_supported_types": [_TENSOR, nn.Parameter, FakeTensor]}
-    swap, nothing = torch.utils.swap_tensors, _always(None)
+    nothing = _always(None)
 
     def resized(storage: Any, size: int) -> Any:
         out = resize(storage, size)

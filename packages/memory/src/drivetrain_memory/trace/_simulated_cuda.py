@@ -33,7 +33,7 @@ _function = ctypes.CFUNCTYPE(ctypes.c_int)
 _none, _one = _function(lambda: 0), _function(lambda: 1)
 
 
-class Values(FakeTensorMode):
+class Values(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Tensors without values, which never begin to use a device that is there."""
 
     avoid_device_init = True
