@@ -206,18 +206,23 @@ Block* Mapper::fill(Arena& arena, const AddressRange& range, Bytes size, bool ca
       missing.push_back(i);
     }
   }
-  const std::size_t num_before = pool_.count();
-  std::vector<ChunkId> chunks;
   try {
     // Where a chunk was to come back to its page, and is inside the claimed block.
     must_wait = std::any_of(missing.begin(), missing.end(), [&](std::uint32_t i) {
       const Page& page = extent.pages[i];
       return page.chunk != kNoChunk && !arena.clock().passed(page.left_at);
     });
-    if (must_wait) {
-      arena.abandon(claimed);
-      return nullptr;
-    }
+  } catch (...) {
+    arena.abandon(claimed);
+    throw;
+  }
+  if (must_wait) {
+    arena.abandon(claimed);
+    return nullptr;
+  }
+  const std::size_t num_before = pool_.count();
+  std::vector<ChunkId> chunks;
+  try {
     bring_back(arena, extent, returns);
     make_mappable(missing.size());
     if (!supply_.draw(missing.size(), arena, capturing, limits, chunks)) {

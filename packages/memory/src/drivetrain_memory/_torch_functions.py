@@ -49,7 +49,9 @@ def _number(device: Any) -> int:
     """Returns a device's number, as PyTorch reads what it is given."""
     import torch
 
-    number = torch.cuda._utils._get_device_index(device, optional=True)
+    if device is None:
+        device = torch.cuda.current_device()
+    number = torch.cuda._utils._get_device_index(device)
     if not 0 <= number < torch.cuda.device_count():
         message = f"there is no CUDA device {number}"
         raise MemoryUseError(message)
