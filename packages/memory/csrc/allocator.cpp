@@ -1,5 +1,7 @@
 #include "allocator.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -205,134 +207,8 @@ void Allocator::release_graph(std::uint64_t graph) {
   last_stream_pool_ = 0;
 }
 
-void Allocator::trim() {
-  const std::lock_guard<Lock> lock(lock_);
-  destroy_free_chunks();
-}
-
-Bytes Allocator::sleep(std::uint64_t tag, bool keeps) {
-  const std::lock_guard<Lock> lock(lock_);
-  if (sleeper_.is_asleep(tag)) {
-    throw MisuseError("it sleeps already");
-  }
-  await_all();
-  return sleeper_.sleep(tag, keeps);
-}
-
-void Allocator::wake(std::uint64_t tag) {
-  const std::lock_guard<Lock> lock(lock_);
-  if (!sleeper_.is_asleep(tag)) {
-    throw MisuseError("it does not sleep");
-  }
-  await_all();
-  const Bytes bytes = sleeper_.bytes_to_wake(tag);
-  std::string lacks;
-  try {
-    if (sleeper_.wake(tag, {hard_limit_, hard_limit_})) {
-      return;
-    }
-  } catch (const DeviceFull& error) {
-    lacks = error.what();
-  }
-  refuse(bytes, 0, lacks);
-}
-
-void Allocator::await_all() {
-  finish_gone_streams();
-  const auto capturing = [](const auto& clock) { return clock.second->capturing(); };
-  if (std::any_of(clocks_.begin(), clocks_.end(), capturing) ||
-      !driver_.synchronize_all()) {
-    throw MisuseError("a graph is being captured");
-  }
-  for (const auto& clock : clocks_) {
-    clock.second->finish();
-  }
-  process_pending_frees(true);
-}
-
 void Allocator::refuse_asleep() {
   throw MisuseError("this memory sleeps: wake it before something is allocated there");
-}
-
-void Allocator::give_back() {
-  const auto capturing = [](const auto& clock) { return clock.second->capturing(); };
-  // The host may wait for nothing while a graph is captured.
-  if (std::none_of(clocks_.begin(), clocks_.end(), capturing)) {
-    destroy_free_chunks();
-  }
-}
-
-bool Allocator::finish_gone_streams() {
-  if (captures_.load() > 0) {
-    return false;
-  }
-  std::vector<StreamClock*> gone;
-  for (const auto& clock : clocks_) {
-    if (clock.second->capturing()) {
-      if (!clock.second->gone()) {
-        return false;
-      }
-      gone.push_back(clock.second.get());
-    }
-  }
-  if (gone.empty() || !driver_.synchronize_all()) {
-    return false;
-  }
-  ++counters_.host_waits;
-  for (StreamClock* clock : gone) {
-    clock->finish();
-  }
-  return true;
-}
-
-void Allocator::destroy_free_chunks() {
-  finish_gone_streams();
-  // What comes back to a stream that is gone is to be found free, too.
-  while (process_pending_frees(true) && finish_gone_streams()) {
-  }
-  for (const auto& arena : arenas_) {
-    if (arena->graph() != 0 || arena->clock().capturing()) {
-      continue;
-    }
-    std::vector<ChunkId> chunks;
-    arena->free().ascending([&](Block* block) {
-      const PageRun run = whole_pages(*block);
-      if (run.count() > 0) {
-        supply_.take_from(block, run, *arena, chunks);
-      }
-      return true;
-    });
-    std::vector<ChunkId>& free_chunks = pool_.free_chunks();
-    for (const ChunkId id : chunks) {
-      pool_[id].after = arena->clock().ticket();
-      free_chunks.push_back(id);
-    }
-  }
-  for (const auto& clock : clocks_) {
-    if (!clock.second->capturing()) {
-      counters_.host_waits += !clock.second->passed(clock.second->now());
-      clock.second->synchronize(clock.second->now());
-    }
-  }
-  // A chunk that is spare may still be in use below any address that maps it.
-  const auto in_use = [](const PageRef& at) {
-    return !at.extent->arena->clock().passed(at.extent->pages[at.page].left_at);
-  };
-  std::vector<ChunkId>& free_chunks = pool_.free_chunks();
-  for (std::size_t i = free_chunks.size(); i-- > 0;) {
-    const ChunkId id = free_chunks[i];
-    const std::vector<PageRef>& maps = pool_[id].maps;
-    if (pool_[id].graph != 0 || std::any_of(maps.begin(), maps.end(), in_use)) {
-      continue;
-    }
-    free_chunks.erase(free_chunks.begin() + static_cast<std::ptrdiff_t>(i));
-    try {
-      pool_.destroy(id);
-    } catch (...) {
-      free_chunks.push_back(id);
-      throw;
-    }
-  }
 }
 
 void Allocator::limit(Bytes capacity) {
@@ -371,6 +247,29 @@ std::optional<std::pair<Address, Bytes>> Allocator::block_around(Address at) {
     return std::nullopt;
   }
   return std::make_pair(block->at, block->size);
+}
+
+std::pair<std::vector<int>, Bytes> Allocator::share(Address at) {
+  const std::lock_guard<Lock> lock(lock_);
+  const Block* block = live_around(at);
+  if (block == nullptr || block->extent->arena->is_asleep()) {
+    throw MisuseError("no live block that is awake holds address " +
+                      std::to_string(at));
+  }
+  const Extent& extent = *block->extent;
+  const std::uint32_t first = extent.page_of(at);
+  std::vector<int> files;
+  try {
+    for (std::uint32_t page = first; extent.address_of(page) < block->end(); ++page) {
+      files.push_back(driver_.share(pool_[extent.pages[page].chunk].handle));
+    }
+  } catch (...) {
+    for (const int file : files) {
+      close(file);
+    }
+    throw;
+  }
+  return {std::move(files), at - extent.address_of(first)};
 }
 
 Block* Allocator::live_around(Address at) {

@@ -130,6 +130,14 @@ class Allocator {
     }
   }
 
+  // The chunks of a live block as file descriptors, which become the caller's, and
+  // where in the first one the address lies. The memory must not be freed, nor sleep,
+  // as long as another process has it.
+  //
+  // Throws MisuseError when no live block that is awake holds the address, DriverError
+  // when the device shares nothing.
+  std::pair<std::vector<int>, Bytes> share(Address at);
+
   // Keeps the last entries of what happens, from now on; none for 0.
   void keep_history(std::size_t most);
   std::vector<HistoryEntry> history();

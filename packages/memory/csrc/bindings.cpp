@@ -15,6 +15,7 @@
 #include "driver/cuda_driver.hpp"
 #include "driver/host_driver.hpp"
 #include "driver/null_driver.hpp"
+#include "driver/shared_memory.hpp"
 #include "error.hpp"
 #include "replay/expandable_model.hpp"
 #include "replay/gmlake_model.hpp"
@@ -166,6 +167,13 @@ PYBIND11_MODULE(_extension, m) {
       .def_static("count", &CudaDriver::count, py::arg("library"),
                   "How many there are, all of which can map memory.");
 
+  py::class_<SharedMemory>(m, "SharedMemory", "Memory of another process.")
+      .def(py::init<CudaDriver&, int, const std::vector<int>&>(), py::arg("driver"),
+           py::arg("pid"), py::arg("files"), py::keep_alive<1, 2>(), without_gil)
+      .def_property_readonly("at", &SharedMemory::at);
+  m.def("allow_fetching", &allow_fetching,
+        "Lets processes of the same user fetch descriptors of this one.");
+
   py::class_<Counters> counters(m, "Counters", "What an allocator has done so far.");
   for (const auto& [name, field] : kCounters) counters.def_readonly(name, field);
   counters.def("as_dict", &as_dict, "Returns the counters by name.");
@@ -209,6 +217,7 @@ PYBIND11_MODULE(_extension, m) {
       .def("release_graph", &Allocator::release_graph, py::arg("graph"), without_gil)
       .def("sleep", &Allocator::sleep, py::arg("tag"), py::arg("keeps"), without_gil)
       .def("wake", &Allocator::wake, py::arg("tag"), without_gil)
+      .def("share", &Allocator::share, py::arg("at"), without_gil)
       .def("trim", &Allocator::trim, without_gil)
       .def("limit", &Allocator::limit, py::arg("capacity"), without_gil)
       .def("counters", &Allocator::counters, without_gil)

@@ -1,7 +1,7 @@
 #include "sleep.hpp"
 
 #include <algorithm>
-#include <exception>
+#include <string>
 
 #include "error.hpp"
 
@@ -25,9 +25,10 @@ void each_live_block(const Arena& arena, F f) {
 Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
   const std::vector<Arena*> arenas = arenas_of(tag);
   std::unique_ptr<Contents> contents = read(keeps ? arenas : std::vector<Arena*>{});
+  contents->graph_pages = graph_pages_of(arenas);
   asleep_[tag] = std::move(contents);
   const std::size_t before = pool_.count();
-  std::exception_ptr refused;
+  std::string refused;
   for (Arena* arena : arenas) {
     arena->fall_asleep();
     for (const auto& extent : arena->extents()) {
@@ -38,8 +39,8 @@ Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
         const ChunkId id = extent->pages[page].chunk;
         try {
           pool_.destroy(id);
-        } catch (const DriverError&) {
-          refused = std::current_exception();
+        } catch (const DriverError& error) {
+          refused = error.what();
           if (!extent->pages[page].holds) {
             pool_[id].holder = {nullptr, 0};
             pool_.free_chunks().push_back(id);
@@ -48,8 +49,8 @@ Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
       }
     }
   }
-  if (refused) {
-    std::rethrow_exception(refused);
+  if (!refused.empty()) {
+    throw DriverError(refused + "; it sleeps, but for what the driver refused to take");
   }
   return (before - pool_.count()) * driver_.chunk_bytes();
 }
@@ -58,9 +59,10 @@ bool Sleeper::wake(std::uint64_t tag, Limits limits) {
   if (!mapper_.refill(missing_of(tag), limits)) {
     return false;
   }
+  const Contents& contents = *asleep_.at(tag);
+  map_again(contents.graph_pages);
   // What is read by others may be in use until now.
   driver_.synchronize_all();
-  const Contents& contents = *asleep_.at(tag);
   for (const Kept& kept : contents.blocks) {
     if (kept.block->kind() == Kind::kLive) {
       driver_.write(kept.block->at, contents.memory + kept.offset, kept.block->size);
@@ -109,9 +111,55 @@ std::unique_ptr<Sleeper::Contents> Sleeper::read(
   return contents;
 }
 
+std::vector<Sleeper::GraphPage> Sleeper::graph_pages_of(
+    const std::vector<Arena*>& arenas) const {
+  std::vector<GraphPage> pages;
+  for (const Arena* arena : arenas) {
+    if (arena->graph() == 0) {
+      continue;
+    }
+    for (const auto& extent : arena->extents()) {
+      for (std::uint32_t page = 0; page < extent->high; ++page) {
+        const ChunkId id = extent->pages[page].chunk;
+        if (id != kNoChunk && pool_[id].holder.extent != nullptr) {
+          pages.push_back({extent.get(), page, pool_[id].holder});
+        }
+      }
+    }
+  }
+  return pages;
+}
+
+void Sleeper::map_again(const std::vector<GraphPage>& pages) {
+  for (const auto& [extent, page, holder] : pages) {
+    const ChunkId id = holder.extent->pages[holder.page].chunk;
+    if (extent->pages[page].chunk == id) {
+      continue;
+    }
+    pool_.map(*extent, page, {id});
+    extent->pages[page].holds = false;
+    pool_[id].holder = holder;
+  }
+}
+
 std::vector<Missing> Sleeper::missing_of(std::uint64_t tag) const {
   std::vector<Missing> missing;
+  // All that graphs hold.
+  for (const auto& [extent, page, holder] : asleep_.at(tag)->graph_pages) {
+    const PageRef here{extent, page};
+    if (!(here == holder) || extent->pages[page].holds) {
+      continue;
+    }
+    if (missing.empty() || missing.back().extent != extent) {
+      missing.push_back({extent, {}});
+    }
+    missing.back().pages.push_back(page);
+  }
   for (Arena* arena : arenas_of(tag)) {
+    if (std::any_of(missing.begin(), missing.end(),
+                    [&](const Missing& one) { return one.extent->arena == arena; })) {
+      continue;
+    }
     for (const auto& extent : arena->extents()) {
       missing.push_back({extent.get(), {}});
     }

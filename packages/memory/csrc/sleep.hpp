@@ -52,6 +52,15 @@ class Sleeper {
     std::size_t offset;
   };
 
+  // A page of a graph: its replays use what was mapped there, whichever block has it
+  // now.
+  struct GraphPage {
+    Extent* extent;
+    std::uint32_t page;
+    // The page that holds the chunk.
+    PageRef holder;
+  };
+
   struct Contents {
     Contents(Driver& driver, Bytes bytes)
         : driver(driver), memory(bytes == 0 ? nullptr : driver.take_host(bytes)) {}
@@ -66,10 +75,14 @@ class Sleeper {
     Driver& driver;
     char* memory;
     std::vector<Kept> blocks;
+    std::vector<GraphPage> graph_pages;
   };
 
   std::vector<Arena*> arenas_of(std::uint64_t tag) const;
   std::unique_ptr<Contents> read(const std::vector<Arena*>& arenas) const;
+  std::vector<GraphPage> graph_pages_of(const std::vector<Arena*>& arenas) const;
+  // Maps the chunks of graphs at the other addresses that they had.
+  void map_again(const std::vector<GraphPage>& pages);
   std::vector<Missing> missing_of(std::uint64_t tag) const;
 
   Driver& driver_;

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from drivetrain_memory import MemoryUseError, record
+from drivetrain_memory import MemoryUseError, record, scalable
 from drivetrain_memory.trace import Operation
 
 MIB = 2**20
@@ -350,3 +350,24 @@ def test_other_threads_modules_are_left_alone():
         thread.join()
     assert kinds == [nn.Parameter, "cpu"]
     assert model.weight is weight
+
+
+def test_recordings_number_their_streams_alike():
+    def recorded(batch):
+        with record("streams") as recorder:
+            torch.cuda.Event(enable_timing=True)
+            with torch.cuda.device(0), torch.cuda.stream(torch.cuda.Stream()):
+                made = torch.empty(batch, 4096, device="cuda")
+                assert torch.cuda.current_stream().number == 1
+                made.record_stream(torch.cuda.default_stream())
+            assert torch.cuda.current_stream().number == 0
+        return recorder.trace()
+
+    trace = scalable(recorded(2), 2, recorded(3), 3)
+    assert trace.at_batch(8).peak_live_bytes == 8 * 4096 * 4
+    with (
+        record("many"),
+        pytest.raises(MemoryUseError, match="at most 255 side streams"),
+    ):
+        for _ in range(256):
+            torch.cuda.Stream()

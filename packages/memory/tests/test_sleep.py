@@ -235,6 +235,42 @@ def test_memory_of_a_graph_sleeps_with_its_tag(make_cuda, fake_cuda):
     assert reads(at, 3 * CHUNK, 1)
 
 
+@pytest.mark.parametrize("tag", [0, WEIGHTS])
+def test_graph_has_all_that_its_replays_use_after_sleep(make_cuda, fake_cuda, tag):
+    """What a capture has freed is used again when the graph is launched."""
+    allocator = make_cuda(12)
+    stream = 5
+    fake_cuda.capture(stream)
+    first, second, third, fourth = (
+        allocator.allocate(3 * CHUNK, stream, graph=2, tag=tag) for _ in range(4)
+    )
+    allocator.free(first)
+    allocator.free(fourth)
+    # Has the memory of both, joined: each chunk of theirs has two addresses.
+    joined = allocator.allocate(6 * CHUNK, stream, graph=2, tag=tag)
+    fake_cuda.capture(stream, on=False)
+    places = {first: 3, second: 3, third: 3, fourth: 3, joined: 6}
+    before = fake_cuda.counts
+    for at, size in places.items():
+        assert fake_cuda.usable(at, size * CHUNK)
+    write(joined, 6 * CHUNK, 1)
+    images = [ctypes.string_at(at, size * CHUNK) for at, size in places.items()]
+    for _ in range(3):
+        assert allocator.sleep(tag, keeps=True) == 12 * CHUNK
+        assert fake_cuda.counts[:2] == (0, 0)
+        allocator.wake(tag)
+        assert fake_cuda.counts == before
+        for (at, size), image in zip(places.items(), images, strict=True):
+            assert fake_cuda.usable(at, size * CHUNK)
+            if at in {first, fourth, joined}:
+                assert ctypes.string_at(at, size * CHUNK) == image
+    allocator.release_graph(2)
+    for at in (second, third, joined):
+        allocator.free(at)
+    allocator.trim()
+    assert allocator.counters().reserved_bytes == 0
+
+
 REFUSED_ASLEEP = ["cuMemAllocHost", "cuMemcpyDtoH", "cuMemUnmap", "cuMemRelease"]
 REFUSED_AWAKE = ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoD"]
 
@@ -249,8 +285,17 @@ def test_refusal_of_the_driver_loses_nothing(
     blocks = fill(allocator, SIZES)
     if function in REFUSED_ASLEEP:
         fake_cuda.fail(function, after, result)
-        with contextlib.suppress(DeviceError):
+        try:
             allocator.sleep(WEIGHTS, keeps=True)
+        except DeviceError as error:
+            # What it says tells whether it sleeps.
+            sleeps = "it sleeps" in str(error)
+            with (
+                pytest.raises(MemoryUseError, match="does not sleep")
+                if not sleeps
+                else (contextlib.nullcontext())
+            ):
+                allocator.wake(WEIGHTS)
     else:
         allocator.sleep(WEIGHTS, keeps=True)
         fake_cuda.fail(function, after, result)

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../driver/driver.hpp"
+#include "../error.hpp"
 
 namespace drivetrain {
 
@@ -111,6 +112,7 @@ class ClockDriver : public Driver {
 
   void forget(Event event) override { events_.erase(event); }
   bool capturing(Stream) override { return false; }
+  int share(Handle) override { throw DriverError("this device shares nothing"); }
   bool synchronize_all() override {
     for (const Clock& clock : clocks_) {
       join(host_, clock);

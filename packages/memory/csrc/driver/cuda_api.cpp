@@ -30,6 +30,11 @@ class Library {
     function = reinterpret_cast<Function>(found);
   }
 
+  template <class Function>
+  void look_for(Function& function, const char* symbol) const {
+    function = reinterpret_cast<Function>(dlsym(handle_, symbol));
+  }
+
  private:
   std::string name_;
   // Never closed: what the driver keeps of a process ends with the process.
@@ -61,6 +66,9 @@ Api find_all(const std::string& name) {
   FIND(cuMemMap);
   FIND(cuMemUnmap);
   FIND(cuMemSetAccess);
+  library.look_for(api.cuMemExportToShareableHandle, "cuMemExportToShareableHandle");
+  library.look_for(api.cuMemImportFromShareableHandle,
+                   "cuMemImportFromShareableHandle");
   FIND(cuMemAllocHost_v2);
   FIND(cuMemFreeHost);
   FIND(cuMemcpyDtoH_v2);

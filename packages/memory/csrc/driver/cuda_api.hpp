@@ -25,9 +25,11 @@ constexpr Result kNotReady = 600;
 constexpr Result kCaptureImplicit = 906;
 
 constexpr int kVirtualMemorySupported = 102;
+constexpr int kFileHandlesSupported = 103;
 constexpr int kDirectRdmaSupported = 110;
 constexpr int kPinned = 1;
 constexpr int kOnDevice = 1;
+constexpr int kFileHandle = 1;
 constexpr int kReadWrite = 3;
 constexpr int kMinimumGranularity = 0;
 constexpr int kCaptureModeRelaxed = 2;
@@ -87,6 +89,10 @@ struct Api {
   Result (*cuMemUnmap)(DevicePointer, std::size_t);
   Result (*cuMemSetAccess)(DevicePointer, std::size_t, const AccessDescription*,
                            std::size_t);
+  // Null in a driver that cannot.
+  Result (*cuMemExportToShareableHandle)(void*, AllocationHandle, int,
+                                         unsigned long long);
+  Result (*cuMemImportFromShareableHandle)(AllocationHandle*, void*, int);
   Result (*cuMemAllocHost_v2)(void**, std::size_t);
   Result (*cuMemFreeHost)(void*);
   Result (*cuMemcpyDtoH_v2)(void*, DevicePointer, std::size_t);

@@ -65,6 +65,9 @@ CudaDriver::CudaDriver(int device, bool peers, const std::string& library)
   properties_.type = cuda::kPinned;
   properties_.location = {cuda::kOnDevice, device_};
   properties_.flags.direct_rdma = rdma != 0;
+  int shares = 0;
+  api_.cuDeviceGetAttribute(&shares, cuda::kFileHandlesSupported, device_);
+  properties_.handle_types = shares != 0 ? cuda::kFileHandle : 0;
   std::size_t granularity = 0;
   contexts_.insert(context_);
   const Scope scope(*this);
@@ -304,6 +307,58 @@ void CudaDriver::read(char* to, Address from, Bytes bytes) {
 void CudaDriver::write(Address to, const char* from, Bytes bytes) {
   const Scope scope(*this);
   api_.check(api_.cuMemcpyHtoD_v2(to, from, bytes), "cuMemcpyHtoD");
+}
+
+int CudaDriver::share(Handle chunk) {
+  if (properties_.handle_types == 0 || api_.cuMemExportToShareableHandle == nullptr) {
+    throw DriverError("device " + std::to_string(device_) + " shares no memory");
+  }
+  const Scope scope(*this);
+  int file = -1;
+  api_.check(api_.cuMemExportToShareableHandle(&file, chunk, cuda::kFileHandle, 0),
+             "cuMemExportToShareableHandle");
+  return file;
+}
+
+Address CudaDriver::open(const std::vector<int>& files) {
+  if (api_.cuMemImportFromShareableHandle == nullptr) {
+    throw DriverError("the CUDA driver opens no shared memory");
+  }
+  const Scope scope(*this);
+  std::vector<Handle> chunks;
+  const auto release = [&] {
+    // What is mapped stays as long as it is mapped.
+    for (const Handle chunk : chunks) {
+      api_.cuMemRelease(chunk);
+    }
+  };
+  Address at = 0;
+  try {
+    for (const int file : files) {
+      cuda::AllocationHandle chunk = 0;
+      api_.check(api_.cuMemImportFromShareableHandle(
+                     &chunk, reinterpret_cast<void*>(static_cast<std::intptr_t>(file)),
+                     cuda::kFileHandle),
+                 "cuMemImportFromShareableHandle");
+      chunks.push_back(chunk);
+    }
+    at = reserve(files.size() * chunk_);
+    map(at, chunks.data(), chunks.size());
+  } catch (...) {
+    release();
+    if (at != 0) {
+      api_.cuMemAddressFree(at, files.size() * chunk_);
+    }
+    throw;
+  }
+  release();
+  return at;
+}
+
+void CudaDriver::close(Address at, std::size_t count) {
+  synchronize_all();
+  unmap(at, count);
+  unreserve(at, count * chunk_);
 }
 
 bool CudaDriver::synchronize_all() {

@@ -44,8 +44,15 @@ class CudaDriver : public Driver {
   void synchronize(Event event) override;
   void forget(Event event) override;
   bool capturing(Stream stream) override;
+  int share(Handle chunk) override;
   bool synchronize_all() override;
   void meet(Stream stream) override;
+
+  // Maps chunks that another process shares, one behind the other. The descriptors stay
+  // the caller's. Throws DriverError when the device refuses; all is as before then.
+  Address open(const std::vector<int>& files);
+  // The host waits until nothing is under way there.
+  void close(Address at, std::size_t count);
   char* take_host(Bytes bytes) override;
   void give_host(char* memory) override;
   void read(char* to, Address from, Bytes bytes) override;

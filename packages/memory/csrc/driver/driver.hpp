@@ -61,6 +61,9 @@ class Driver {
   // for the capture of another. Throws StreamGone for one that was destroyed.
   virtual bool capturing(Stream stream) = 0;
 
+  // A file descriptor of a chunk, by which another process maps it too.
+  virtual int share(Handle chunk) = 0;
+
   // The host waits for all that was given to the device, also to streams that were
   // destroyed since. Returns false where it may not, as while a graph is captured.
   virtual bool synchronize_all() = 0;

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../error.hpp"
 #include "driver.hpp"
 #include "host_stream.hpp"
 
@@ -46,6 +47,7 @@ class HostDriver : public Driver {
   void synchronize(Event event) override;
   void forget(Event event) override;
   bool capturing(Stream) override { return false; }
+  int share(Handle) override { throw DriverError("this device shares nothing"); }
   bool synchronize_all() override;
   char* take_host(Bytes bytes) override { return new char[bytes]; }
   void give_host(char* memory) override { delete[] memory; }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <set>
 
+#include "../error.hpp"
 #include "driver.hpp"
 
 namespace drivetrain {
@@ -32,6 +33,7 @@ class NullDriver : public Driver {
   void synchronize(Event) override {}
   void forget(Event) override {}
   bool capturing(Stream) override { return false; }
+  int share(Handle) override { throw DriverError("this device shares nothing"); }
   bool synchronize_all() override { return true; }
   char* take_host(Bytes bytes) override { return new char[bytes]; }
   void give_host(char* memory) override { delete[] memory; }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -42,8 +43,12 @@ class GraphPools {
   // They do no longer.
   void end(Id id) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    // The last one that began: others may use the same pool.
     const auto ends = [&](const Active& active) { return active.id == id; };
-    active_.erase(std::remove_if(active_.begin(), active_.end(), ends), active_.end());
+    const auto last = std::find_if(active_.rbegin(), active_.rend(), ends);
+    if (last != active_.rend()) {
+      active_.erase(std::next(last).base());
+    }
     any_ = !active_.empty();
   }
 

@@ -56,8 +56,8 @@ def enable(
 
     Call it before anything is put on a GPU. PyTorch's functions that ask the allocator
     (`torch.cuda.memory_allocated`, `memory_stats`, `memory_summary`, the snapshot) are
-    answered by this package from then on; `torch.cuda.MemPool` and the trees of CUDA
-    graphs of `torch.compile(mode="reduce-overhead")` are refused.
+    answered by this package from then on, and its memory pools have memory from here; the
+    trees of CUDA graphs of `torch.compile(mode="reduce-overhead")` are refused.
 
     Args:
         headroom: By what part more than the live peak is reserved before scattered

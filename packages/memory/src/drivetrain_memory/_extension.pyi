@@ -2,9 +2,10 @@
 The allocator, its devices, and models of other allocators.
 """
 from __future__ import annotations
+import collections.abc
 import typing
 import typing_extensions
-__all__: list[str] = ['Allocator', 'BlockInfo', 'Counters', 'CudaDriver', 'Driver', 'HistoryEntry', 'HostDriver', 'NullDriver', 'Replayed', 'configure', 'hooks', 'keep_history', 'of_device', 'replay', 'set_tag']
+__all__: list[str] = ['Allocator', 'BlockInfo', 'Counters', 'CudaDriver', 'Driver', 'HistoryEntry', 'HostDriver', 'NullDriver', 'Replayed', 'SharedMemory', 'allow_fetching', 'configure', 'hooks', 'keep_history', 'of_device', 'replay', 'set_tag']
 class Driver:
     """
     A device; ended with the object.
@@ -31,6 +32,15 @@ class CudaDriver(Driver):
         How many there are, all of which can map memory.
         """
     def __init__(self, device: typing.SupportsInt | typing.SupportsIndex, peers: bool, library: str) -> None:
+        ...
+class SharedMemory:
+    """
+    Memory of another process.
+    """
+    def __init__(self, driver: CudaDriver, pid: typing.SupportsInt | typing.SupportsIndex, files: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+        ...
+    @property
+    def at(self) -> int:
         ...
 class Counters:
     """
@@ -170,6 +180,8 @@ class Allocator:
         ...
     def reset_peaks(self) -> None:
         ...
+    def share(self, at: typing.SupportsInt | typing.SupportsIndex) -> tuple[list[int], int]:
+        ...
     def sleep(self, tag: typing.SupportsInt | typing.SupportsIndex, keeps: bool) -> int:
         ...
     def trim(self) -> None:
@@ -207,6 +219,10 @@ class Replayed:
     @property
     def stream_waits(self) -> int:
         ...
+def allow_fetching() -> None:
+    """
+    Lets processes of the same user fetch descriptors of this one.
+    """
 def configure(capacity: typing.SupportsInt | typing.SupportsIndex, headroom: typing.SupportsFloat | typing.SupportsIndex, peers: bool, library: str) -> None:
     """
     Says how the hooks make their allocators.

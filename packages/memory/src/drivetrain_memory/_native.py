@@ -112,6 +112,11 @@ class Inspector:
         """Returns every block that is not a hole."""
         return self._native.blocks()
 
+    def share(self, at: int) -> tuple[list[int], int]:
+        """Returns descriptors of the chunks from an address on, and its place there."""
+        shared: tuple[list[int], int] = self._native.share(at)
+        return shared
+
     def sleep(self, tag: int, *, keeps: bool) -> int:
         """Gives the physical memory of a tag back; returns how many bytes."""
         return self._native.sleep(tag, keeps)

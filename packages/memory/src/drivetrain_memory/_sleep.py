@@ -14,6 +14,8 @@ from drivetrain_memory._stats import inspector
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from drivetrain_memory._native import Inspector
+
 _numbers: dict[str | None, int] = {None: 0}
 _lock = threading.Lock()
 
@@ -60,9 +62,10 @@ def sleep(
         The bytes that the device has back.
 
     Raises:
-        MemoryUseError: It sleeps already, there is no such tag, a graph is being
-            captured, or `enable` was not called before.
-        DeviceError: The driver refuses; it says whether it sleeps if it is woken.
+        MemoryUseError: It sleeps already, there is no such tag, nothing was allocated on
+            the device yet, a graph is being captured, or `enable` was not called before.
+        DeviceError: The host has too little page-locked memory, or the driver refuses;
+            where the message says that it sleeps, `wake` brings back all that it had.
 
     Example:
         >>> import drivetrain_memory
@@ -74,8 +77,8 @@ def sleep(
         ...     drivetrain_memory.wake("cache")
         ...     cache.zero_()
     """
-    number, found = _number(name), inspector(device)
-    return found.sleep(number, keeps=keep) if found is not None else 0
+    number = _number(name)
+    return _in_use(device).sleep(number, keeps=keep)
 
 
 def wake(name: str | None = None, *, device: int | None = None) -> None:
@@ -91,9 +94,16 @@ def wake(name: str | None = None, *, device: int | None = None) -> None:
         DeviceMemoryError: There is too little memory; it sleeps on, with all it had.
         DeviceError: The driver refuses; it sleeps on, with all it had.
     """
-    number, found = _number(name), inspector(device)
-    if found is not None:
-        found.wake(number)
+    number = _number(name)
+    _in_use(device).wake(number)
+
+
+def _in_use(device: int | None) -> Inspector:
+    found = inspector(device)
+    if found is None:
+        message = "nothing was allocated on this device yet"
+        raise MemoryUseError(message)
+    return found
 
 
 def _number(name: str | None) -> int:

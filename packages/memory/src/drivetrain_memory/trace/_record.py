@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import torch
 from torch import nn
+from torch._dynamo import trace_rules
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _DEVICE = "cuda"
+_MOST_STREAMS = 256
 _TENSOR = torch.Tensor
 _PROPERTIES = SimpleNamespace(
     name="a simulated device",
@@ -180,6 +182,8 @@ def record(name: str) -> Iterator[Recorder]:
         stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         # Compiled code takes what its own planning leaves; the steps as written are recorded.
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # Dynamo knows PyTorch's functions before others stand in for them.
+        trace_rules.get_torch_obj_rule_map()
         stack.enter_context(_simulated(recorder, stand_ins, program))
         stack.enter_context(accelerator_is_cuda())
         stack.enter_context(
@@ -280,6 +284,10 @@ def _replacements(
         finally:
             loader.pin_memory = pinned
 
+    def current(*_: Any) -> _Stream:
+        return _Stream(number=recorder.current_stream)
+
+    _Stream.numbers = itertools.count(1)
     return [
         (
             torch.cuda,
@@ -296,9 +304,9 @@ def _replacements(
                 "memory_summary": _always(""),
                 "reset_peak_memory_stats": nothing,
                 "Stream": _Stream,
-                "Event": _Stream,
-                "device": _Stream,
-                "current_stream": _always(_Stream(number=0)),
+                "Event": _Idle,
+                "device": _Idle,
+                "current_stream": current,
                 "default_stream": _always(_Stream(number=0)),
                 "stream": lambda stream: recorder.stream(
                     stream.number if stream else 0
@@ -317,7 +325,7 @@ def _replacements(
                 "device_count": _always(1),
                 "current_accelerator": _always(torch.device(_DEVICE)),
                 "current_device_index": _always(0),
-                "current_stream": _always(_Stream(number=0)),
+                "current_stream": current,
                 "synchronize": nothing,
             },
         ),
@@ -342,14 +350,11 @@ def _replacements(
     ]
 
 
-class _Stream:
-    """A stream, an event or a guard of a simulated device: all is done when it is asked."""
+class _Idle:
+    """An event or a guard of a simulated device: all is done when it is asked."""
 
-    _numbers = itertools.count(1)
-
-    def __init__(self, *_: Any, number: int | None = None, **__: Any) -> None:
-        """Takes the next number."""
-        self.number = next(self._numbers) if number is None else number
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Has nothing to do."""
         self.query, self.is_capturing = _always(True), _always(False)
         self.elapsed_time, self.record_event = _always(1.0), _always(self)
 
@@ -365,6 +370,20 @@ class _Stream:
 
     def __exit__(self, *_: object) -> None:
         """Changes nothing."""
+
+
+class _Stream(_Idle):
+    """A stream of a simulated device."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self, *_: Any, number: int | None = None, **__: Any) -> None:
+        """Takes the next number of the recording."""
+        super().__init__()
+        self.number = next(self.numbers) if number is None else number
+        if self.number >= _MOST_STREAMS:
+            message = f"a trace has at most {_MOST_STREAMS - 1} side streams"
+            raise MemoryUseError(message)
 
 
 def _always(answer: Any) -> Callable[..., Any]:

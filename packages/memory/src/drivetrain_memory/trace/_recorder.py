@@ -46,7 +46,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._builder = Builder(name)
         self._device = device
-        self._stream = 0
+        self.current_stream = 0
         # Of each storage: its end, its block, and its size.
         self._storages: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         # The blocks of what may turn out to lie in the host's memory, and what does.
@@ -61,11 +61,11 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def stream(self, stream: int) -> Iterator[None]:
         """What is made inside belongs to another stream."""
-        before, self._stream = self._stream, stream
+        before, self.current_stream = self.current_stream, stream
         try:
             yield
         finally:
-            self._stream = before
+            self.current_stream = before
 
     def step(self) -> None:
         """A training step begins."""
@@ -135,7 +135,7 @@ class Recorder(TorchDispatchMode):
         if before:
             self._builder.free(block)
         if size:
-            block = self._builder.allocate(size, self._stream)
+            block = self._builder.allocate(size, self.current_stream)
         if end is None:
             end = weakref.ref(storage, lambda _: self._gone(key))
         self._storages[key] = end, block, size
