@@ -365,9 +365,6 @@ def test_recordings_number_their_streams_alike():
 
     trace = scalable(recorded(2), 2, recorded(3), 3)
     assert trace.at_batch(8).peak_live_bytes == 8 * 4096 * 4
-    with (
-        record("many"),
-        pytest.raises(MemoryUseError, match="at most 255 side streams"),
-    ):
-        for _ in range(256):
-            torch.cuda.Stream()
+    many = "at most 255 side streams"
+    with record("many"), pytest.raises(MemoryUseError, match=many):
+        [torch.cuda.Stream() for _ in range(256)]
