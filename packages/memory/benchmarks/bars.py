@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+import asleep
 import capacity
 import gpu
 import programs
@@ -23,6 +24,8 @@ TABLE = [
     ("utilisation-island", ">= 99%", capacity.island),
     ("races", "none", programs.races),
     ("contents", "no wrong byte", programs.contents),
+    ("random-operations", "nothing wrong, lost or hanging", programs.random_operations),
+    ("sleep", "the same bytes, >= 95% of the pool back", asleep.turns),
     ("hit-path", "p99 <= 1.25 x a std::set's median", programs.hit_path),
     ("hit-path-beside-std-set", ">= 3 x faster", programs.beside_native),
     ("utilisation-regular", ">= 98%", capacity.utilisation),

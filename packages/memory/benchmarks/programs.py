@@ -12,6 +12,8 @@ from drivetrain_testing import Row
 
 CSRC = Path(__file__).parents[1] / "csrc"
 CORE = (CSRC / "checks" / "core_sources.txt").read_text().split()
+# The CUDA driver's side, on a double that keeps the rules of the driver's documentation.
+ON_STRICT_CUDA = (CSRC / "checks" / "random_sources.txt").read_text().split()
 FAST = ("-O3", "-flto=auto")
 
 
@@ -20,15 +22,17 @@ def folder():
     return tempfile.TemporaryDirectory(prefix="drivetrain-memory-")
 
 
-def compiled(program, *flags):
+def compiled(program, *flags, more=()):
     """The program's file; None without a compiler."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         return None
     target = Path(folder().name) / f"{program}{''.join(flags)}".replace("/", "-")
     if not target.exists():
-        files = [str(CSRC / one) for one in (*CORE, f"checks/{program}.cpp")]
-        command = [compiler, "-std=c++17", *flags, *files, "-pthread"]
+        files = [str(CSRC / one) for one in (*CORE, *more, f"checks/{program}.cpp")]
+        # A double of the driver in the program is found there as in a library.
+        link = ["-pthread", "-rdynamic", "-ldl"]
+        command = [compiler, "-std=c++17", *flags, *files, *link]
         subprocess.run([*command, "-o", str(target)], check=True)
     return target
 
@@ -72,6 +76,27 @@ def contents(quick):
         "for byte",
         holds=code == 0 and found["wrong"] == 0,
         proven_on="host-driver",
+    )
+
+
+def random_operations(quick):
+    program = compiled("check_random", *FAST, more=ON_STRICT_CUDA)
+    if program is None:
+        return without_compiler()
+    each, seeds = (100_000, 1) if quick else (1_000_000, 10)
+    found = [
+        run(program, "--operations", each, "--seed", seed)
+        for seed in range(1, seeds + 1)
+    ]
+    complaints = sum(counts.get("complaints", 1) for counts, _, _ in found)
+    happened = ("refused", "graphs", "destroyed_streams", "gates", "sleeps")
+    totals = {name: sum(one.get(name, 0) for one, _, _ in found) for name in happened}
+    return Row(
+        figure=f"{complaints} in {each * seeds:,} operations, among them "
+        + ", ".join(f"{count:,} {name}" for name, count in totals.items()),
+        holds=complaints == 0 and all(code == 0 for _, code, _ in found),
+        proven_on="host-driver",
+        details=totals,
     )
 
 
