@@ -368,3 +368,17 @@ def test_recordings_number_their_streams_alike():
     many = "at most 255 side streams"
     with record("many"), pytest.raises(MemoryUseError, match=many):
         [torch.cuda.Stream() for _ in range(256)]
+
+
+@pytest.mark.parametrize("change", ["cuda", "half", "bfloat16"])
+def test_model_from_before_is_moved_with_its_gradients(change):
+    model = nn.Linear(8, 8)
+    model(torch.ones(1, 8)).sum().backward()
+    gradient, before = model.weight.grad, model.weight.grad.clone()
+    with record("moved"):
+        getattr(model, change)()
+        assert model.weight.grad.dtype == model.weight.dtype
+        assert model.weight.grad.device.type == "cuda"
+    assert model.weight.grad is gradient
+    assert torch.equal(gradient, before)
+    assert gradient.dtype == torch.float32

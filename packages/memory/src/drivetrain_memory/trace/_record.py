@@ -254,6 +254,7 @@ def _replacements(
 
     def swapped(one: torch.Tensor, other: Any) -> None:
         # A tensor that is remembered cannot take the place of another.
+        one = stand_ins.known(one)
         if isinstance(one, FakeTensor) and one.device.type != "meta":
             one.data = other
             return
