@@ -51,7 +51,7 @@ def _number(device: Any) -> int:
 
     if device is None:
         device = torch.cuda.current_device()
-    number = torch.cuda._utils._get_device_index(device)
+    number = torch.cuda._utils._get_device_index(device, optional=True)
     if not 0 <= number < torch.cuda.device_count():
         message = f"there is no CUDA device {number}"
         raise MemoryUseError(message)
