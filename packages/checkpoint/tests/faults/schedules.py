@@ -37,7 +37,7 @@ OUTAGES = {"none": 0, "outage": 5, "full disk": 28, "hang": 0}  # EIO, ENOSPC
 DAMAGES = ("none", "manifest", "rank manifest", "tensors", "a file is gone")
 KEEP = 3
 _STEPS_OF_A_LIFE = 100
-_STORAGE_S = 30.0
+_STORAGE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
