@@ -43,6 +43,10 @@ void Allocator::wake(std::uint64_t tag) {
 }
 
 void Allocator::await_all() {
+  // A device is waited for by no one while a stream is captured that is not known here.
+  if (captures_.load() > 0) {
+    throw MisuseError("a graph is being captured, or a memory pool is in use");
+  }
   finish_gone_streams();
   const auto capturing = [](const auto& clock) { return clock.second->capturing(); };
   if (std::any_of(clocks_.begin(), clocks_.end(), capturing) ||

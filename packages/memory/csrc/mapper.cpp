@@ -317,19 +317,6 @@ void Mapper::bring_back(Arena& arena, Extent& extent, std::vector<Return>& retur
   }
 }
 
-void Mapper::await_stale(const Extent& extent,
-                         const std::vector<std::uint32_t>& pages) {
-  StreamClock& clock = extent.arena->clock();
-  for (const std::uint32_t i : pages) {
-    // Its chunk was to come back, and cannot after all.
-    const Page& page = extent.pages[i];
-    if (page.chunk != kNoChunk && !clock.passed(page.left_at)) {
-      ++counters_.host_waits;
-      clock.synchronize(page.left_at);
-    }
-  }
-}
-
 void Mapper::map(Extent& extent, const std::vector<std::uint32_t>& pages,
                  const std::vector<ChunkId>& chunks) {
   std::vector<ChunkId> run;
@@ -388,7 +375,6 @@ bool Mapper::refill(const std::vector<Missing>& missing, Limits limits) {
   try {
     for (std::size_t i = 0; i < missing.size(); ++i) {
       const auto& [extent, pages] = missing[i];
-      await_stale(*extent, pages);
       make_mappable(pages.size());
       if (!supply_.draw(pages.size(), *extent->arena, false, limits, chunks[i])) {
         put_all_back();

@@ -48,7 +48,8 @@ class Mapper {
   // Throws DriverError when the device refuses to map; all is as before then.
   Block* remap_free_chunks(Arena& arena, Bytes size, bool capturing, Limits limits);
 
-  // Lets pages hold chunks again; false when there are too few.
+  // Lets pages hold chunks again, on which nothing is under way; false when there are
+  // too few.
   //
   // Throws DriverError when the device refuses to map; all is as before then.
   bool refill(const std::vector<Missing>& missing, Limits limits);
@@ -83,8 +84,6 @@ class Mapper {
   }
   // When this throws, `returns` are those that came.
   void bring_back(Arena& arena, Extent& extent, std::vector<Return>& returns);
-  // The host waits until nothing is under way on pages that are to be mapped anew.
-  void await_stale(const Extent& extent, const std::vector<std::uint32_t>& pages);
   void map(Extent& extent, const std::vector<std::uint32_t>& pages,
            const std::vector<ChunkId>& chunks);
   // What was claimed and brought is free again.

@@ -211,6 +211,11 @@ void unknown_capture_stays_whole() {
     memory.allocate(8 * kChunk, kOne);
   } catch (const OutOfMemory&) {
   }
+  try {
+    memory.sleep(0, true);
+    expect(false, "memory sleeps while a graph is captured");
+  } catch (const MisuseError&) {
+  }
   const auto spoilt =
       strict::locked([](strict::State& now) { return now.offences.spoilt; });
   Allocator::expect_captures(false);

@@ -356,7 +356,9 @@ Address CudaDriver::open(const std::vector<int>& files) {
 }
 
 void CudaDriver::close(Address at, std::size_t count) {
-  synchronize_all();
+  if (!synchronize_all()) {
+    return;
+  }
   unmap(at, count);
   unreserve(at, count * chunk_);
 }

@@ -51,7 +51,8 @@ class CudaDriver : public Driver {
   // Maps chunks that another process shares, one behind the other. The descriptors stay
   // the caller's. Throws DriverError when the device refuses; all is as before then.
   Address open(const std::vector<int>& files);
-  // The host waits until nothing is under way there.
+  // The host waits until nothing is under way there; where the device does not let it,
+  // as in a capture, it stays mapped.
   void close(Address at, std::size_t count);
   char* take_host(Bytes bytes) override;
   void give_host(char* memory) override;

@@ -33,35 +33,34 @@ class GraphPools {
   // Allocations of the streams that pass the filter belong to the pool from now on.
   void begin(Id id, Filter filter) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Pool& pool = pools_[id];
-    pool.graph = graph_of(id);
-    ++pool.users;
-    active_.push_back({id, pool.graph, std::move(filter)});
+    ++users_[id];
+    active_.push_back({id, std::move(filter)});
     any_ = true;
   }
 
-  // They do no longer.
-  void end(Id id) {
+  // They do no longer. Returns whether they did.
+  bool end(Id id) {
     const std::lock_guard<std::mutex> lock(mutex_);
     // The last one that began: others may use the same pool.
     const auto ends = [&](const Active& active) { return active.id == id; };
     const auto last = std::find_if(active_.rbegin(), active_.rend(), ends);
-    if (last != active_.rend()) {
-      active_.erase(std::next(last).base());
+    if (last == active_.rend()) {
+      return false;
     }
+    active_.erase(std::next(last).base());
     any_ = !active_.empty();
+    return true;
   }
 
   // A user of the pool is gone. Returns the graph if it was the last one.
   std::optional<std::uint64_t> release(Id id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = pools_.find(id);
-    if (found == pools_.end() || --found->second.users > 0) {
+    const auto found = users_.find(id);
+    if (found == users_.end() || --found->second > 0) {
       return std::nullopt;
     }
-    const std::uint64_t graph = found->second.graph;
-    pools_.erase(found);
-    return graph;
+    users_.erase(found);
+    return graph_of(id);
   }
 
   // The graph that an allocation on a stream belongs to; 0 for none.
@@ -72,27 +71,21 @@ class GraphPools {
     const std::lock_guard<std::mutex> lock(mutex_);
     for (auto active = active_.rbegin(); active != active_.rend(); ++active) {
       if (active->filter(reinterpret_cast<void*>(stream))) {
-        return active->graph;
+        return graph_of(active->id);
       }
     }
     return 0;
   }
 
  private:
-  struct Pool {
-    std::uint64_t graph = 0;
-    std::uint64_t users = 0;
-  };
-
   struct Active {
     Id id;
-    std::uint64_t graph;
     Filter filter;
   };
 
   std::mutex mutex_;
   std::atomic<bool> any_{false};
-  std::map<Id, Pool> pools_;
+  std::map<Id, std::uint64_t> users_;
   std::vector<Active> active_;
 };
 

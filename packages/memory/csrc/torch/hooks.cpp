@@ -93,16 +93,15 @@ DRIVETRAIN_HOOK void* drivetrain_memory_torch_base(void* at, std::size_t* size) 
 DRIVETRAIN_HOOK void drivetrain_memory_torch_begin_pool(
     int device, std::pair<std::uint64_t, std::uint64_t> id,
     std::function<bool(void*)> filter) {
-  Devices::Device& found = Devices::of_process().of(device);
-  found.pools.begin(id, std::move(filter));
+  Devices::of_process().of(device).pools.begin(id, std::move(filter));
   Allocator::expect_captures(true);
 }
 
 DRIVETRAIN_HOOK void drivetrain_memory_torch_end_pool(
     int device, std::pair<std::uint64_t, std::uint64_t> id) {
-  Devices::Device& found = Devices::of_process().of(device);
-  found.pools.end(id);
-  Allocator::expect_captures(false);
+  if (Devices::of_process().of(device).pools.end(id)) {
+    Allocator::expect_captures(false);
+  }
 }
 
 DRIVETRAIN_HOOK void drivetrain_memory_torch_release_pool(

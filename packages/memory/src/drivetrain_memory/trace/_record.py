@@ -147,7 +147,8 @@ def record(name: str) -> Iterator[Recorder]:
     Tensors for which the program names no device lie on the CUDA device, and so do those
     that it had before, from their first use on; what a data loader gives and what is made
     with `device="cpu"` lie in the host's memory and are not recorded. What is made without
-    a device and moved to the device later lay in the host's memory until then. A number
+    a device and moved to the device later lay in the host's memory until then, as does what
+    `torch.Tensor(2, 3)` and its like make. A number
     that is asked of a tensor (`loss.item()`) is what follows from small tensors that the
     program gives, or else 1; a yes or no is what follows of that.
     Modules, optimizers, schedulers, scalers and random numbers are given back as they were
