@@ -6,24 +6,6 @@ several masters stand ready, a lease says which of them may claim it.
 
 from __future__ import annotations
 
-from drivetrain_elastic.journal._lease import Lease
-from drivetrain_elastic.journal._record import (
-    Journal,
-    JournalError,
-    JournalFullError,
-    Record,
-)
-from drivetrain_elastic.journal._redis import RedisJournal
-from drivetrain_elastic.journal._redis_lease import RedisLease
-from drivetrain_elastic.journal._sqlite import SqliteJournal
+from drivetrain_core.lazy import attach_stub as _attach_stub
 
-__all__ = [
-    "Journal",
-    "JournalError",
-    "JournalFullError",
-    "Lease",
-    "Record",
-    "RedisJournal",
-    "RedisLease",
-    "SqliteJournal",
-]
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

@@ -9,31 +9,6 @@ here on RDMA hardware.
 
 from __future__ import annotations
 
-from drivetrain_fabric.adviser._advice import Advice, Gap, Problem
-from drivetrain_fabric.adviser._advise import Report, advise
-from drivetrain_fabric.adviser._errors import AdviserError
-from drivetrain_fabric.adviser._facts import Adapter, Assignment, Facts, Gid
-from drivetrain_fabric.adviser._forms import Change, as_diff, as_env, changes
-from drivetrain_fabric.adviser._gather import gather
-from drivetrain_fabric.adviser._given import with_cluster, with_given, with_measured
+from drivetrain_core.lazy import attach_stub as _attach_stub
 
-__all__ = [
-    "Adapter",
-    "Advice",
-    "AdviserError",
-    "Assignment",
-    "Change",
-    "Facts",
-    "Gap",
-    "Gid",
-    "Problem",
-    "Report",
-    "advise",
-    "as_diff",
-    "as_env",
-    "changes",
-    "gather",
-    "with_cluster",
-    "with_given",
-    "with_measured",
-]
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

@@ -1,0 +1,17 @@
+from drivetrain_health.failures._diagnose import diagnose as diagnose
+from drivetrain_health.failures._diagnosis import Diagnosis as Diagnosis
+from drivetrain_health.failures._diagnosis import Finding as Finding
+from drivetrain_health.failures._evidence import ErrorRecord as ErrorRecord
+from drivetrain_health.failures._evidence import Evidence as Evidence
+from drivetrain_health.failures._evidence import GpuReading as GpuReading
+from drivetrain_health.failures._evidence import NicReading as NicReading
+from drivetrain_health.failures._failure_class import FailureClass as FailureClass
+from drivetrain_health.failures._health import Health as Health
+from drivetrain_health.failures._respond import LADDERS as LADDERS
+from drivetrain_health.failures._respond import Action as Action
+from drivetrain_health.failures._respond import Incident as Incident
+from drivetrain_health.failures._respond import Ladder as Ladder
+from drivetrain_health.failures._respond import Response as Response
+from drivetrain_health.failures._respond import ResponseConfig as ResponseConfig
+from drivetrain_health.failures._respond import respond as respond
+from drivetrain_health.failures._root_cause import root_cause as root_cause
