@@ -29,8 +29,8 @@ from drivetrain_cloud.cost import (
     usual_strategies,
     with_number,
 )
+from drivetrain_cloud.cost.input_sensitivity import INPUTS, changed
 from drivetrain_cloud.cost.progress import Progress
-from drivetrain_cloud.cost.sensitivity import INPUTS, changed
 from drivetrain_cloud.spot import (
     AfterMaxWait,
     Capacity,

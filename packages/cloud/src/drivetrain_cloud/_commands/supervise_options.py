@@ -188,7 +188,7 @@ def _cloud(text: str) -> tuple[str, float]:
         ('aws', 120.0)
     """
     # What reads the answers of clouds is of no use where none is named.
-    from drivetrain_cloud.notices.find_cloud import CLOUDS
+    from drivetrain_cloud.notices.known_clouds import CLOUDS
 
     name, equals, seconds = text.partition("=")
     if not equals or name not in CLOUDS:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from drivetrain_cloud.cost.bill import bill_of
-from drivetrain_cloud.cost.replay import CloudTimes, Replay, Spent, replay
 from drivetrain_cloud.cost.trace import CapacityTrace, TraceShape, draw_trace
+from drivetrain_cloud.cost.trace_replay import CloudTimes, Replay, Spent, replay
 from drivetrain_cloud.spot.capacity import Market
 from drivetrain_core import ProgramError
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drivetrain_cloud.cost.compare import Range, Summary
-    from drivetrain_cloud.cost.sensitivity import Effect
+    from drivetrain_cloud.cost.input_sensitivity import Effect
 
 REFERENCE = (
     "Saving is per sample that counts, against the same job on nodes on demand that "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud.cost.replay import Spent
+from drivetrain_cloud.cost.trace_replay import Spent
 from drivetrain_core.drawing.svg import (
     Axis,
     across,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from drivetrain_cloud.cost.compare import Summary
-    from drivetrain_cloud.cost.sensitivity import Effect
+    from drivetrain_cloud.cost.input_sensitivity import Effect
     from drivetrain_cloud.cost.trace import CapacityTrace
 
 _WIDTH, _LEFT, _TOP, _BOTTOM = 860.0, 56.0, 34.0, 44.0

@@ -43,7 +43,7 @@ from drivetrain_cloud.spot.capacity import (
     NodePhase,
     Notice,
 )
-from drivetrain_cloud.spot.decide import decide
+from drivetrain_cloud.spot.decision import decide
 from drivetrain_cloud.spot.job_control import JobView
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud.notices.find_cloud import cloud_of, find_cloud
+from drivetrain_cloud.notices.known_clouds import cloud_of, find_cloud
 from drivetrain_cloud.notices.watch import NoticeWatch
 
 if TYPE_CHECKING:

@@ -8,57 +8,6 @@ ask it. Each of its five abilities is a file of its own: `max_wait_time`,
 
 from __future__ import annotations
 
-from drivetrain_cloud.spot.actions import (
-    Cancel,
-    GiveUp,
-    Leave,
-    Pause,
-    Release,
-    Request,
-    Resume,
-    Save,
-    Suspend,
-    Train,
-)
-from drivetrain_cloud.spot.capacity import (
-    Capacity,
-    JobPhase,
-    Market,
-    Node,
-    NodePhase,
-    Notice,
-)
-from drivetrain_cloud.spot.config import AfterMaxWait, Recovery, SpotConfig
-from drivetrain_cloud.spot.decide import Decision, decide
-from drivetrain_cloud.spot.job_control import JobControl, JobView
-from drivetrain_cloud.spot.pool import CapacityPool, PoolNode
-from drivetrain_cloud.spot.supervisor import Supervisor
+from drivetrain_core.lazy import attach_stub as _attach_stub
 
-__all__ = [
-    "AfterMaxWait",
-    "Cancel",
-    "Capacity",
-    "CapacityPool",
-    "Decision",
-    "GiveUp",
-    "JobControl",
-    "JobPhase",
-    "JobView",
-    "Leave",
-    "Market",
-    "Node",
-    "NodePhase",
-    "Notice",
-    "Pause",
-    "PoolNode",
-    "Recovery",
-    "Release",
-    "Request",
-    "Resume",
-    "Save",
-    "SpotConfig",
-    "Supervisor",
-    "Suspend",
-    "Train",
-    "decide",
-]
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

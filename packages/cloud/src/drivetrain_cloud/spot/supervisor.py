@@ -24,7 +24,7 @@ from drivetrain_cloud.spot.actions import (
 )
 from drivetrain_cloud.spot.capacity import Capacity, JobPhase, Node, NodePhase, Notice
 from drivetrain_cloud.spot.cost_observability import Usage, observe
-from drivetrain_cloud.spot.decide import decide
+from drivetrain_cloud.spot.decision import decide
 from drivetrain_cloud.spot.job_control import JobView
 from drivetrain_cloud.spot.measured_speed import SpeedWatch, watch_speed
 from drivetrain_cloud.spot.worker_count import choose_count, first_wants, wants

@@ -21,7 +21,7 @@ from drivetrain_cloud.spot.capacity import (
     Notice,
 )
 from drivetrain_cloud.spot.cost_observability import NodeUse
-from drivetrain_cloud.spot.decide import decide
+from drivetrain_cloud.spot.decision import decide
 from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:

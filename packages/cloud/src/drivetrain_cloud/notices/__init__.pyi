@@ -1,0 +1,17 @@
+from drivetrain_cloud.notices.alibaba_cloud import AlibabaCloud as AlibabaCloud
+from drivetrain_cloud.notices.aws import Aws as Aws
+from drivetrain_cloud.notices.azure import Azure as Azure
+from drivetrain_cloud.notices.fake_cloud import FakeCloud as FakeCloud
+from drivetrain_cloud.notices.google_cloud import GoogleCloud as GoogleCloud
+from drivetrain_cloud.notices.known_clouds import CLOUDS as CLOUDS
+from drivetrain_cloud.notices.known_clouds import cloud_of as cloud_of
+from drivetrain_cloud.notices.known_clouds import find_cloud as find_cloud
+from drivetrain_cloud.notices.kubernetes import sighting_of_node as sighting_of_node
+from drivetrain_cloud.notices.kubernetes import sighting_of_pod as sighting_of_pod
+from drivetrain_cloud.notices.metadata_reader import Answer as Answer
+from drivetrain_cloud.notices.metadata_reader import MetadataReader as MetadataReader
+from drivetrain_cloud.notices.service import Clouds as Clouds
+from drivetrain_cloud.notices.sighting import BadAnswerError as BadAnswerError
+from drivetrain_cloud.notices.sighting import Cloud as Cloud
+from drivetrain_cloud.notices.sighting import Sighting as Sighting
+from drivetrain_cloud.notices.watch import NoticeWatch as NoticeWatch
