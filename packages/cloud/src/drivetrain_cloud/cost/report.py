@@ -56,18 +56,18 @@ class StrategyComparison:
         ]
 
 
-def range_text(found: Range, digits: int = 1) -> str:
+def range_text(found: Range) -> str:
     """Returns shares as text, with the interval where it is one.
 
     Example:
         >>> from drivetrain_cloud.cost import Range
-        >>> range_text(Range(mean=0.5, low=0.25, high=0.75), 0)
-        '50% (25 to 75)'
+        >>> range_text(Range(mean=0.5, low=0.25, high=0.75))
+        '50.0% (25.0 to 75.0)'
     """
-    mean = f"{100 * found.mean:.{digits}f}%"
+    mean = f"{100 * found.mean:.1f}%"
     if found.low == found.high:
         return mean
-    low, high = (f"{100 * value:.{digits}f}" for value in (found.low, found.high))
+    low, high = (f"{100 * value:.1f}" for value in (found.low, found.high))
     return mean if low == high else f"{mean} ({low} to {high})"
 
 

@@ -57,13 +57,6 @@ class Run:
         """The share of the time that counts."""
         return self.effective_s / self.wall_s
 
-    @property
-    def up_share(self) -> float:
-        """The share of the time in which steps were made, whether they count or not."""
-        made = (Loss.REMADE, Loss.CHECKPOINT, Loss.DEGRADED)
-        made_s = sum(self.lost_s.get(loss, 0.0) for loss in made)
-        return (self.effective_s + made_s) / self.wall_s
-
 
 def simulate(config: GoodputConfig, *, days: float = 90.0, seed: int = 0) -> Run:
     """Simulates one training.

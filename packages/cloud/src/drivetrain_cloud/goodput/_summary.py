@@ -42,11 +42,6 @@ class Summary:
         return max(run.goodput for run in self.runs)
 
     @property
-    def up_share(self) -> float:
-        """The mean share of the time in which steps were made."""
-        return statistics.fmean(run.up_share for run in self.runs)
-
-    @property
     def lost_shares(self) -> dict[Loss, float]:
         """The mean shares of the time that were lost, the largest first."""
         shares = {

@@ -22,6 +22,7 @@ from drivetrain_cloud.kubernetes.operator_actions import (
     SetStatus,
     StopTraining,
     TellEvent,
+    TrainingRequest,
 )
 from drivetrain_cloud.kubernetes.pod_templates import master_name, owner_of
 from drivetrain_cloud.kubernetes.pods import JOB_LABEL, ROLE_LABEL
@@ -101,7 +102,7 @@ class Carrier:
                     await self._set_status(job, action)
                 case TellEvent():
                     await self._tell(job, action)
-                case _ if control is not None:
+                case TrainingRequest() if control is not None:
                     logger.info("%s: %s", type(action).__name__, action.reason)
                     loop = asyncio.get_running_loop()
                     await loop.run_in_executor(self._executor, _ask, control, action)
@@ -278,7 +279,7 @@ class _AllowMissing:
         return isinstance(error, ApiError) and error.status == _NOT_FOUND
 
 
-def _ask(control: JobControl, action: OperatorAction) -> None:
+def _ask(control: JobControl, action: TrainingRequest) -> None:
     match action:
         case AdmitWorkers():
             control.admit(action.pods, action.reason)

@@ -10,6 +10,7 @@ from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
     MARKET_LABEL,
     ROLE_LABEL,
+    condition,
     exit_words,
     has_ended,
     is_disrupted,
@@ -177,13 +178,8 @@ def _conditions(
     for kind in ("Suspended", "Succeeded", "Failed"):
         holds = phase == kind
         rows.append((kind, holds, *(said if holds else (phase, told))))
+    # A condition that does not hold says nothing that changes all the time.
     return [
-        {
-            "type": kind,
-            "status": "True" if holds else "False",
-            # A condition that does not hold says nothing that changes all the time.
-            "reason": reason or kind,
-            "message": message if holds else "",
-        }
+        condition(kind, reason or kind, message if holds else "", holds=holds)
         for kind, holds, reason, message in rows
     ]

@@ -6,8 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class OperatorAction:
+    """Something to do; it may be done again."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CreateObject:
+class CreateObject(OperatorAction):
     """Makes an object; one that is there already is left as it is.
 
     Args:
@@ -20,7 +26,7 @@ class CreateObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeleteObject:
+class DeleteObject(OperatorAction):
     """Deletes an object; one that is gone, or another one of its name, is none.
 
     Args:
@@ -39,7 +45,7 @@ class DeleteObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PatchObject:
+class PatchObject(OperatorAction):
     """Merges into an object.
 
     Args:
@@ -60,7 +66,7 @@ class PatchObject:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetStatus:
+class SetStatus(OperatorAction):
     """Replaces the status of the job, of the version that was looked at.
 
     Args:
@@ -71,7 +77,7 @@ class SetStatus:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnsureSecret:
+class EnsureSecret(OperatorAction):
     """Makes the token and the certificates of the job, unless it has them.
 
     Args:
@@ -86,7 +92,7 @@ class EnsureSecret:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TellEvent:
+class TellEvent(OperatorAction):
     """Tells people what happens to the job.
 
     Args:
@@ -101,73 +107,62 @@ class TellEvent:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AdmitWorkers:
-    """Lets only these workers train; none pauses the job.
+class TrainingRequest(OperatorAction):
+    """Asks the master of the job for something.
 
     Args:
-        pods: Their names.
         reason: Why.
     """
 
-    pods: tuple[str, ...]
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SaveState:
+class AdmitWorkers(TrainingRequest):
+    """Lets only these workers train; none pauses the job.
+
+    Args:
+        pods: Their names.
+    """
+
+    pods: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveState(TrainingRequest):
     """Asks for a checkpoint at the end of a step.
 
     Args:
         request: A name for it that no other one has.
         within_s: In how many seconds it must be durable.
-        reason: Why.
     """
 
     request: str
     within_s: float
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LetLeave:
+class LetLeave(TrainingRequest):
     """Lets a worker leave at the end of a step.
 
     Args:
         pod: Which one.
         within_s: After how many seconds it is ended.
-        reason: Why.
     """
 
     pod: str
     within_s: float
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StopTraining:
+class StopTraining(TrainingRequest):
     """Ends the training of the job.
 
     Args:
-        reason: Why.
         exit_code: Of the job.
     """
 
-    reason: str
     exit_code: int
-
-
-OperatorAction = (
-    CreateObject
-    | DeleteObject
-    | PatchObject
-    | SetStatus
-    | EnsureSecret
-    | TellEvent
-    | AdmitWorkers
-    | SaveState
-    | LetLeave
-    | StopTraining
-)
 
 
 def delete_object(kind: str, item: dict[str, Any], reason: str) -> DeleteObject:

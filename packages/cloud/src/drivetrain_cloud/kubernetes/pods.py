@@ -31,6 +31,19 @@ def has_condition(item: Mapping[str, Any], kind: str, status: str = "True") -> b
     return any(one["type"] == kind and one["status"] == status for one in conditions)
 
 
+def condition(kind: str, reason: str, message: str, *, holds: bool = True) -> _Item:
+    """Returns a condition, as the status of an object has it.
+
+    Args:
+        kind: What it says.
+        reason: Why, in a word.
+        message: Why, in a sentence.
+        holds: Whether it is so.
+    """
+    status = "True" if holds else "False"
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
 def controller_of(item: Mapping[str, Any]) -> _Item | None:
     """Returns the owner that controls an object, or None."""
     for owner in item["metadata"].get("ownerReferences") or ():

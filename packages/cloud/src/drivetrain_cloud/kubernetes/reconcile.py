@@ -42,6 +42,7 @@ from drivetrain_cloud.kubernetes.pod_templates import (
 from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
     ROLE_LABEL,
+    condition,
     controller_of,
     controls,
     exit_words,
@@ -269,13 +270,7 @@ def _refuse(observed: Observed, message: str) -> list[OperatorAction]:
     status["observedGeneration"] = observed.job["metadata"].get("generation", 0)
     status.setdefault("phase", "Pending")
     kept = [c for c in status.get("conditions") or () if c["type"] != "Invalid"]
-    invalid = {
-        "type": "Invalid",
-        "status": "True",
-        "reason": "InvalidSpec",
-        "message": message,
-    }
-    status["conditions"] = [*kept, invalid]
+    status["conditions"] = [*kept, condition("Invalid", "InvalidSpec", message)]
     return _set_status(observed, status)
 
 

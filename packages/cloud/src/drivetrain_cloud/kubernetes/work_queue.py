@@ -10,9 +10,11 @@ import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Hashable
 
 _KeyT = TypeVar("_KeyT", bound="Hashable")
+# How long a key waits after its first failure, and at most.
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.05, 60.0
 
 
 class WorkQueue(Generic[_KeyT]):
@@ -20,11 +22,6 @@ class WorkQueue(Generic[_KeyT]):
 
     A key that is added while somebody works on it comes again afterwards. One that fails
     waits, longer each time.
-
-    Args:
-        first_wait_s: How long a key waits after its first failure.
-        most_wait_s: How long it waits at most.
-        clock: Seconds that only grow.
 
     Example:
         >>> async def story():
@@ -40,16 +37,7 @@ class WorkQueue(Generic[_KeyT]):
         ('a', 0, 1)
     """
 
-    def __init__(
-        self,
-        *,
-        first_wait_s: float = 0.05,
-        most_wait_s: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._first_wait_s = first_wait_s
-        self._most_wait_s = most_wait_s
-        self._clock = clock
+    def __init__(self) -> None:
         self._ready: dict[_KeyT, None] = {}
         self._busy: set[_KeyT] = set()
         self._again: set[_KeyT] = set()
@@ -75,7 +63,7 @@ class WorkQueue(Generic[_KeyT]):
         """Lets a key be looked at after a time, or before if it is added before."""
         if math.isinf(wait_s):
             return
-        due_s = self._clock() + max(0.0, wait_s)
+        due_s = time.monotonic() + max(0.0, wait_s)
         if self._due.get(key, math.inf) <= due_s:
             return
         self._due[key] = due_s
@@ -92,7 +80,7 @@ class WorkQueue(Generic[_KeyT]):
         """
         count = self._failures.get(key, 0)
         self._failures[key] = count + 1
-        wait_s = min(self._most_wait_s, self._first_wait_s * 2 ** min(count, 30))
+        wait_s = min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** min(count, 30))
         self.add_after(key, max(least_s, wait_s))
 
     def forget(self, key: _KeyT) -> None:
@@ -123,7 +111,7 @@ class WorkQueue(Generic[_KeyT]):
 
     def _move_due(self) -> float | None:
         """Moves what is due to what can be had; returns when the next is, if one is."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         while self._later and self._later[0][0] <= now_s:
             due_s, _, key = heapq.heappop(self._later)
             if self._due.get(key) == due_s:

@@ -10,140 +10,97 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
+class Action:
+    """Something to do.
+
+    Args:
+        reason: Why.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request(Action):
     """Asks the pool for nodes.
 
     Args:
         market: On what terms.
         count: How many.
-        reason: Why.
     """
 
     market: Market
     count: int
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cancel:
+class Cancel(Action):
     """Takes back a request.
 
     Args:
         node: The name of the request.
-        reason: Why.
     """
 
     node: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Release:
+class Release(Action):
     """Gives back a node that does not train.
 
     Args:
         node: Which one.
-        reason: Why.
     """
 
     node: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Leave:
+class Leave(Action):
     """Takes a node out of training at the end of a step.
 
     Args:
         node: Which one.
         deadline_s: When it may be gone; infinite if nobody takes it away.
-        reason: Why.
     """
 
     node: str
     deadline_s: float
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Save:
+class Save(Action):
     """Writes a checkpoint at the end of this step.
 
     Args:
         deadline_s: When it must be durable.
-        reason: Why.
     """
 
     deadline_s: float
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Train:
+class Train(Action):
     """Lets exactly these nodes train, from the end of this step on.
 
     Args:
         nodes: Their names.
-        reason: Why.
     """
 
     nodes: tuple[str, ...]
-    reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pause:
-    """Stops training; nodes are kept.
-
-    Args:
-        reason: Why.
-    """
-
-    reason: str
+class Pause(Action):
+    """Stops training; nodes are kept."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Suspend:
-    """Stops training, and gives back all nodes and requests.
-
-    Args:
-        reason: Why.
-    """
-
-    reason: str
+class Suspend(Action):
+    """Stops training, and gives back all nodes and requests."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Resume:
-    """Lets a suspended job wait for nodes again.
-
-    Args:
-        reason: Why.
-    """
-
-    reason: str
+class Resume(Action):
+    """Lets a suspended job wait for nodes again."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GiveUp:
-    """Ends the job as failed.
-
-    Args:
-        reason: Why.
-    """
-
-    reason: str
-
-
-Action = (
-    Request
-    | Cancel
-    | Release
-    | Leave
-    | Save
-    | Train
-    | Pause
-    | Suspend
-    | Resume
-    | GiveUp
-)
+class GiveUp(Action):
+    """Ends the job as failed."""

@@ -15,6 +15,7 @@ from drivetrain_cloud.kubernetes.operator_actions import (
 )
 from drivetrain_cloud.kubernetes.plain_workers import LEAVE
 from drivetrain_cloud.kubernetes.pods import (
+    condition,
     controls,
     has_ended,
     is_leaving,
@@ -244,12 +245,7 @@ def _fail(scaler: _Item, reason: str, message: str) -> list[ForTraining]:
 
 
 def _pending(message: str) -> _Item:
-    row = {
-        "type": "Pending",
-        "status": "True",
-        "reason": "AnotherScales",
-        "message": message,
-    }
+    row = condition("Pending", "AnotherScales", message)
     return {"phase": "Pending", "conditions": [row]}
 
 

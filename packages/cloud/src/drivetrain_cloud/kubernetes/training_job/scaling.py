@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_cloud.kubernetes.pods import (
+    condition,
     has_ended,
     is_leaving,
     is_ready,
@@ -217,12 +218,9 @@ def _status(
         field = "toDeletePods" if scaler["kind"] == "ScaleIn" else "addPods"
         status[field] = list(pods)
     status["conditions"] = [
-        {
-            "type": kind,
-            "status": "True" if kind == phase else "False",
-            "reason": reason if kind == phase else phase,
-            "message": message if kind == phase else "",
-        }
+        condition(kind, reason, message)
+        if kind == phase
+        else condition(kind, phase, "", holds=False)
         for kind in ("Pending", "Scaling", "ScaleSucceeded", "ScaleFailed")
     ]
     return status

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.pods import (
+    condition,
     has_condition,
     has_ended,
     is_leaving,
@@ -106,14 +107,8 @@ def invalid_status(job: Mapping[str, Any], message: str, now: str) -> _Item:
     status.setdefault("phase", "Created")
     status["observedGeneration"] = job["metadata"].get("generation", 0)
     kept = [one for one in status.get("conditions") or () if one["type"] != "Invalid"]
-    invalid = {
-        "type": "Invalid",
-        "status": "True",
-        "reason": "InvalidSpec",
-        "message": message,
-        "lastUpdateTime": now,
-    }
-    status["conditions"] = [*kept, invalid]
+    invalid = condition("Invalid", "InvalidSpec", message)
+    status["conditions"] = [*kept, {**invalid, "lastUpdateTime": now}]
     status["lastReconcileTime"] = now
     return status
 
@@ -171,12 +166,8 @@ def _conditions(
     rows = []
     for kind in _KINDS:
         does = kind in holds
-        row = {
-            "type": kind,
-            "status": "True" if does else "False",
-            "reason": f"TrainingJob{kind}",
-            "message": (said.get(kind) or {}).get("message", "") if does else "",
-        }
+        message = (said.get(kind) or {}).get("message", "") if does else ""
+        row = condition(kind, f"TrainingJob{kind}", message, holds=does)
         was = known.get(kind) or {}
         same = all(was.get(key, "") == row[key] for key in row)
         row["lastUpdateTime"] = was.get("lastUpdateTime", now) if same else now
