@@ -11,7 +11,9 @@ import sys
 import asleep
 import capacity
 import gpu
+import private_pools
 import programs
+import sharing
 
 from drivetrain_testing import Bar, run_bars
 
@@ -26,6 +28,9 @@ TABLE = [
     ("contents", "no wrong byte", programs.contents),
     ("random-operations", "nothing wrong, lost or hanging", programs.random_operations),
     ("sleep", "the same bytes, >= 95% of the pool back", asleep.turns),
+    ("sharing", "the same bytes, all of it comes back", sharing.messages),
+    ("pools", "nothing wrong, all of it comes back", private_pools.pools),
+    ("trees", "nothing wrong, <= 1.05 x what graphs need", private_pools.trees),
     ("hit-path", "p99 <= 1.25 x a std::set's median", programs.hit_path),
     ("hit-path-beside-std-set", ">= 3 x faster", programs.beside_native),
     ("utilisation-regular", ">= 98%", capacity.utilisation),
@@ -41,6 +46,10 @@ TABLE = [
     ("driver-calls-gpu", "measured", gpu.driver_calls),
     ("stitched-kernels-gpu", ">= 0.99 x cudaMalloc's", gpu.kernels),
     ("contents-gpu", "no wrong byte", gpu.contents),
+    ("sleep-gpu", "addresses, contents and graphs hold", gpu.sleep),
+    ("sharing-gpu", "the same memory in two processes", gpu.sharing),
+    ("pools-gpu", "memory of its own", gpu.pools),
+    ("trees-gpu", "refused by name, graphs of one's own hold", gpu.trees),
     ("models-gpu", "segments as PyTorch takes them", gpu.models),
     ("training-gpu", TRAINS, gpu.training),
     ("training-others-gpu", TRAINS, gpu.training_others),

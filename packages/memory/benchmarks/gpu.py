@@ -85,6 +85,48 @@ def contents(quick):
     )
 
 
+def tested(*names):
+    """What tests of a GPU show, each in a process of its own."""
+    if not torch.cuda.is_available():
+        return WITHOUT
+    file = str(HERE.parent / "tests" / "test_gpu.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+    done = subprocess.run(
+        [*command, "-k", " or ".join(names)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout.strip().splitlines()
+    return Row(
+        figure=said[-1] if said else done.stderr[-200:],
+        holds=done.returncode == 0,
+        proven_on=name(),
+    )
+
+
+def sleep(quick):
+    del quick
+    return tested("test_memory_sleeps_and_graphs_hold_after_it")
+
+
+def sharing(quick):
+    del quick
+    return tested("test_tensor_is_shared_with_another_process")
+
+
+def pools(quick):
+    del quick
+    return tested("test_pool_has_memory_of_its_own")
+
+
+def trees(quick):
+    del quick
+    return tested(
+        "test_trees_of_graphs_are_refused", "test_memory_of_a_graph_is_private"
+    )
+
+
 CONFIGURATIONS = ("full", "varlen", "lora", "side-streams")
 ALLOCATORS = {
     "native": {},

@@ -1,7 +1,5 @@
 #include "allocator.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <mutex>
@@ -41,9 +39,11 @@ std::uint64_t most_mapped(Driver& driver, const Options& options,
 
 }  // namespace
 
-Allocator::Allocator(Driver& driver, Options options)
+Allocator::Allocator(Driver& driver, Options options,
+                     std::shared_ptr<ProcessState> process)
     : driver_(driver),
       options_(options),
+      process_(std::move(process)),
       chunk_(driver.chunk_bytes()),
       hard_limit_(chunks_within(driver, options.capacity_bytes)),
       pool_(driver, counters_),
@@ -51,7 +51,7 @@ Allocator::Allocator(Driver& driver, Options options)
       mapper_(driver, pool_, supply_, arenas_, counters_,
               kRunOfDevice * hard_limit_ * chunk_,
               most_mapped(driver, options, hard_limit_)),
-      sleeper_(driver, pool_, mapper_, arenas_) {
+      sleeper_(driver, pool_, mapper_, arenas_, counters_, history_) {
   if (std::isnan(options.headroom)) {
     throw MisuseError("the headroom is no number");
   }
@@ -85,7 +85,7 @@ Address Allocator::allocate(Bytes size, Stream stream, PoolKey key) {
   }
   const std::lock_guard<Lock> lock(lock_);
   if (size > hard_limit_ * chunk_) {
-    refuse(size, stream);
+    refuse("allocate ", size, stream);
   }
   const Bytes rounded = round_up(size, kUnit);
   const StreamPool& pool = stream_pool_of(stream, key);
@@ -103,20 +103,18 @@ Address Allocator::allocate(Bytes size, Stream stream, PoolKey key) {
       give_back();
       block = find(arena, rounded);
     } catch (const DeviceFull& error) {
-      refuse(size, stream, error.what());
+      refuse("allocate ", size, stream, error.what());
     }
   }
   if (block == nullptr) {
-    refuse(size, stream);
+    refuse("allocate ", size, stream);
   }
   live_.insert(block);
   note(Action::kAllocate, *block);
   ++counters_.allocations;
   counters_.live_bytes += rounded;
   counters_.active_bytes += rounded;
-  counters_.peak_live_bytes = std::max(counters_.peak_live_bytes, counters_.live_bytes);
-  counters_.peak_active_bytes =
-      std::max(counters_.peak_active_bytes, counters_.active_bytes);
+  counters_.raise_peaks();
   return block->at;
 }
 
@@ -137,6 +135,10 @@ void Allocator::free(Address at) {
     throw MisuseError("no live block begins at address " + std::to_string(at) +
                       ": freed twice, or never allocated here");
   }
+  if (block->extent->arena->is_asleep()) {
+    free_asleep(block);
+    return;
+  }
   if (block->shared()) {
     try {
       pending_.push_back(marked(block));
@@ -155,6 +157,17 @@ void Allocator::free(Address at) {
   }
   users_.erase(block);
   block->become(Kind::kPending);
+}
+
+void Allocator::free_asleep(Block* block) {
+  // Nothing is under way there, and no other process has it.
+  ++counters_.frees;
+  counters_.asleep_bytes -= block->size;
+  users_.erase(block);
+  note(Action::kFreeRequested, *block);
+  note(Action::kFreeCompleted, *block);
+  block->extent->arena->release(block);
+  sleeper_.let_go(block);
 }
 
 Allocator::Pending Allocator::marked(Block* block) {
@@ -207,8 +220,9 @@ void Allocator::release_graph(std::uint64_t graph) {
   last_stream_pool_ = 0;
 }
 
-void Allocator::refuse_asleep() {
-  throw MisuseError("this memory sleeps: wake it before something is allocated there");
+void Allocator::refuse_asleep(std::uint64_t tag) const {
+  throw MisuseError(process_->memory_of(tag) +
+                    " sleeps: wake it before something is allocated there");
 }
 
 void Allocator::limit(Bytes capacity) {
@@ -247,29 +261,6 @@ std::optional<std::pair<Address, Bytes>> Allocator::block_around(Address at) {
     return std::nullopt;
   }
   return std::make_pair(block->at, block->size);
-}
-
-std::pair<std::vector<int>, Bytes> Allocator::share(Address at) {
-  const std::lock_guard<Lock> lock(lock_);
-  const Block* block = live_around(at);
-  if (block == nullptr || block->extent->arena->is_asleep()) {
-    throw MisuseError("no live block that is awake holds address " +
-                      std::to_string(at));
-  }
-  const Extent& extent = *block->extent;
-  const std::uint32_t first = extent.page_of(at);
-  std::vector<int> files;
-  try {
-    for (std::uint32_t page = first; extent.address_of(page) < block->end(); ++page) {
-      files.push_back(driver_.share(pool_[extent.pages[page].chunk].handle));
-    }
-  } catch (...) {
-    for (const int file : files) {
-      close(file);
-    }
-    throw;
-  }
-  return {std::move(files), at - extent.address_of(first)};
 }
 
 Block* Allocator::live_around(Address at) {
@@ -311,7 +302,7 @@ Allocator::StreamPool& Allocator::stream_pool_of(Stream stream, PoolKey key) {
     }
   }
   if (sleeper_.is_asleep(key.tag)) {
-    refuse_asleep();
+    refuse_asleep(key.tag);
   }
   StreamClock& clock = clock_of(stream);
   StreamPool pool{stream, key, nullptr, nullptr};
@@ -357,7 +348,7 @@ StreamClock& Allocator::clock_of(Stream stream) {
 
 Block* Allocator::remap_free_chunks(Arena& arena, Bytes size) {
   if (arena.is_asleep()) {
-    refuse_asleep();
+    refuse_asleep(arena.tag());
   }
   ++counters_.misses;
   arena.clock().revive();
@@ -385,7 +376,7 @@ Block* Allocator::remap_free_chunks(Arena& arena, Bytes size) {
 
 Block* Allocator::reuse_layout(Arena& arena, Bytes size) {
   if (arena.is_asleep()) {
-    refuse_asleep();
+    refuse_asleep(arena.tag());
   }
   if (Block* block = arena.take_exact(size)) {
     return block;
@@ -422,6 +413,9 @@ bool Allocator::process_pending_frees(bool wait) {
 }
 
 bool Allocator::is_unused(Pending& pending, bool wait) {
+  if (is_lent(pending.block)) {
+    return false;
+  }
   std::vector<StreamClock*>& captured = pending.captured;
   const auto marked = [&](StreamClock* user) {
     if (user->capturing()) {
@@ -456,9 +450,9 @@ bool Allocator::is_unused(Pending& pending, bool wait) {
 }
 
 void Allocator::release(Block* block) {
-  counters_.active_bytes -= block->size;
-  note(Action::kFreeCompleted, *block);
   Arena& arena = *block->extent->arena;
+  counters_.active_bytes -= arena.is_asleep() ? 0 : block->size;
+  note(Action::kFreeCompleted, *block);
   block = arena.release(block);
   // Where new chunks are short, or to be spared, another stream may come for these.
   if (block->size >= chunk_ &&
@@ -489,11 +483,12 @@ void Allocator::note(Action action, const Block& block) {
   }
 }
 
-void Allocator::refuse(Bytes size, Stream stream, const std::string& driver) {
+void Allocator::refuse(const std::string& wish, Bytes size, Stream stream,
+                       const std::string& driver) {
   ++counters_.out_of_memory;
   history_.add(Action::kOutOfMemory, driver_.free_bytes(), size, stream, 0);
   const std::string text = describe_refusal(
-      size, counters_, arenas_, live_, pool_.free_chunks().size() * chunk_,
+      wish, size, counters_, arenas_, live_, pool_.free_chunks().size() * chunk_,
       hard_limit_ * chunk_, driver_.total_bytes(), driver_.free_bytes());
   // Page tables lie in the memory of the device as well.
   throw OutOfMemory(driver.empty() ? text

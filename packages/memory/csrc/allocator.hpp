@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -20,15 +19,17 @@
 #include "counters.hpp"
 #include "driver/driver.hpp"
 #include "history.hpp"
+#include "lease.hpp"
 #include "lock.hpp"
 #include "mapper.hpp"
 #include "options.hpp"
+#include "process_state.hpp"
+#include "shared.hpp"
 #include "sleep.hpp"
 #include "stream_clock.hpp"
 
 namespace drivetrain {
 
-// One device. Safe to use from any thread.
 // Which memory of a stream.
 struct PoolKey {
   constexpr PoolKey(std::uint64_t of_graph = 0, std::uint64_t of_tag = 0)
@@ -44,14 +45,17 @@ struct PoolKey {
   }
 };
 
+// One device. Safe to use from any thread.
 class Allocator {
  public:
   // Args:
   //   driver: The device; outlives the allocator.
   //   options: What the user asks for.
+  //   process: What it shares with others.
   //
   // Throws MisuseError for options that make no sense.
-  Allocator(Driver& driver, Options options);
+  Allocator(Driver& driver, Options options,
+            std::shared_ptr<ProcessState> process = std::make_shared<ProcessState>());
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -73,10 +77,6 @@ class Allocator {
   // Throws MisuseError when no live block holds it.
   void record_stream(Address at, Stream stream);
 
-  // From now on graphs may be captured, or no longer, also on streams that are not
-  // known: the host waits for nothing that is not its own meanwhile.
-  static void expect_captures(bool are_coming) { captures_ += are_coming ? 1 : -1; }
-
   // The memory of a graph pool is everybody's again.
   void release_graph(std::uint64_t graph);
 
@@ -87,12 +87,15 @@ class Allocator {
   // Args:
   //   keeps: Whether memory has the same contents after `wake`; it lies with the host.
   //
-  // Throws MisuseError when it sleeps already or a graph is captured.
+  // Throws MisuseError when it sleeps already, a graph is captured, or other processes
+  // have some of it.
   Bytes sleep(std::uint64_t tag, bool keeps);
 
   // Throws MisuseError when it does not sleep or a graph is captured, OutOfMemory when
   // the device has too little, after which it sleeps on.
   void wake(std::uint64_t tag);
+
+  bool is_asleep(std::uint64_t tag);
 
   // Gives back to the device every chunk that no block lives on. The host waits for the
   // streams that used them, but for those that are being captured.
@@ -130,13 +133,12 @@ class Allocator {
     }
   }
 
-  // The chunks of a live block as file descriptors, which become the caller's, and
-  // where in the first one the address lies. The memory must not be freed, nor sleep,
-  // as long as another process has it.
+  // Lets one more process have the block that holds an address, by `SharedMemory`. What
+  // is freed meanwhile has a next tenant when no other process has it any more.
   //
   // Throws MisuseError when no live block that is awake holds the address, DriverError
   // when the device shares nothing.
-  std::pair<std::vector<int>, Bytes> share(Address at);
+  Shared share(Address at);
 
   // Keeps the last entries of what happens, from now on; none for 0.
   void keep_history(std::size_t most);
@@ -160,6 +162,17 @@ class Allocator {
     std::vector<StreamClock*> captured;
   };
 
+  // A block that other processes have, or had.
+  struct Lent {
+    Lent() = default;
+    ~Lent();
+    Lent(const Lent&) = delete;
+    Lent& operator=(const Lent&) = delete;
+
+    std::vector<int> chunks;
+    Lease lease;
+  };
+
   StreamPool& stream_pool_of(Stream stream, PoolKey key);
   // An arena of a graph that is gone, if nobody uses any of it; else null.
   Arena* abandoned(const StreamClock& clock, std::uint64_t tag, bool large);
@@ -176,20 +189,29 @@ class Allocator {
   bool process_pending_frees(bool wait);
   bool is_unused(Pending& pending, bool wait);
   void release(Block* block);
+  void free_asleep(Block* block);
+  // Whether another process has the block, or is still to take it.
+  bool is_lent(const Block* block);
+  // Whether another process has some of a tag's memory.
+  bool lends(std::uint64_t tag);
   void destroy_free_chunks();
   // Finds out that streams that were destroyed are done, if any were; the host waits.
   bool finish_gone_streams();
   // Nothing is under way any more. Throws MisuseError while a graph is captured.
   void await_all();
-  [[noreturn]] static void refuse_asleep();
+  [[noreturn]] void refuse_asleep(std::uint64_t tag) const;
   // Leaves the driver memory of its own, unless a graph is captured.
   void give_back();
   void note(Action action, const Block& block);
   Limits limits(Bytes coming) const;
-  [[noreturn]] void refuse(Bytes size, Stream stream, const std::string& driver = {});
+  // Args:
+  //   wish: What was asked for, in words.
+  [[noreturn]] void refuse(const std::string& wish, Bytes size, Stream stream,
+                           const std::string& driver = {});
 
   Driver& driver_;
   Options options_;
+  std::shared_ptr<ProcessState> process_;
   Bytes chunk_;
   std::uint64_t hard_limit_;
   Lock lock_;
@@ -202,12 +224,12 @@ class Allocator {
   std::vector<std::unique_ptr<Arena>> arenas_;
   std::vector<StreamPool> stream_pools_;
   std::size_t last_stream_pool_ = 0;
-  static inline std::atomic<int> captures_{0};
   ChunkSupply supply_;
   Mapper mapper_;
   Sleeper sleeper_;
   // Streams that use a live block beside its own, and freed blocks that they still use.
   std::unordered_map<Block*, std::vector<StreamClock*>> users_;
+  std::unordered_map<const Block*, Lent> lent_;
   std::vector<Pending> pending_;
 };
 

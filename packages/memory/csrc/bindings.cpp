@@ -71,6 +71,7 @@ constexpr std::pair<const char*, std::uint64_t Counters::*> kCounters[] = {
     {"peak_live_bytes", &Counters::peak_live_bytes},
     {"active_bytes", &Counters::active_bytes},
     {"peak_active_bytes", &Counters::peak_active_bytes},
+    {"asleep_bytes", &Counters::asleep_bytes},
     {"reserved_bytes", &Counters::reserved_bytes},
     {"peak_reserved_bytes", &Counters::peak_reserved_bytes},
 };
@@ -78,6 +79,24 @@ constexpr std::pair<const char*, std::uint64_t Counters::*> kCounters[] = {
 py::typing::Dict<py::str, py::int_> as_dict(const Counters& counters) {
   py::typing::Dict<py::str, py::int_> found;
   for (const auto& [name, field] : kCounters) found[name] = counters.*field;
+  return found;
+}
+
+// Bytes of another process, as PyTorch takes what is not its own.
+struct OpenedStorage {
+  SharedMemory memory;
+  Bytes size;
+
+  OpenedStorage(CudaDriver& driver, int pid, const Shared& shared, Bytes of_size)
+      : memory(driver, pid, shared), size(of_size) {}
+};
+
+py::typing::Dict<py::str, py::object> as_cuda_array(const OpenedStorage& opened) {
+  py::typing::Dict<py::str, py::object> found;
+  found["shape"] = py::make_tuple(opened.size);
+  found["typestr"] = "|u1";
+  found["data"] = py::make_tuple(opened.memory.at(), false);
+  found["version"] = 3;
   return found;
 }
 
@@ -90,6 +109,7 @@ std::vector<BlockInfo> blocks_of(Allocator& allocator) {
   std::vector<BlockInfo> found;
   allocator.each_block([&](const Block& block) {
     const Arena& arena = *block.extent->arena;
+    if (arena.is_asleep()) return;
     found.push_back({block.at, block.size, arena.clock().stream(), arena.graph(),
                      block.extent->at, static_cast<std::uint64_t>(block.kind())});
   });
@@ -167,12 +187,24 @@ PYBIND11_MODULE(_extension, m) {
       .def_static("count", &CudaDriver::count, py::arg("library"),
                   "How many there are, all of which can map memory.");
 
-  py::class_<SharedMemory>(m, "SharedMemory", "Memory of another process.")
-      .def(py::init<CudaDriver&, int, const std::vector<int>&>(), py::arg("driver"),
-           py::arg("pid"), py::arg("files"), py::keep_alive<1, 2>(), without_gil)
-      .def_property_readonly("at", &SharedMemory::at);
-  m.def("allow_fetching", &allow_fetching,
-        "Lets processes of the same user fetch descriptors of this one.");
+  py::class_<OpenedStorage>(m, "OpenedStorage", "Bytes of another process.")
+      .def(py::init([](CudaDriver& driver, int pid, std::vector<int> chunks, int lease,
+                       Bytes offset, Bytes size) {
+             const Shared shared{std::move(chunks), lease, offset};
+             return std::make_unique<OpenedStorage>(driver, pid, shared, size);
+           }),
+           py::arg("driver"), py::arg("pid"), py::arg("chunks"), py::arg("lease"),
+           py::arg("offset"), py::arg("size"), py::keep_alive<1, 2>(), without_gil)
+      .def_property_readonly("__cuda_array_interface__", &as_cuda_array);
+  m.def(
+      "take_once", [](int pid, int lease) { const LeaseHold hold(pid, lease); },
+      py::arg("pid"), py::arg("lease"), without_gil,
+      "Says that what was sent has come, where the memory is here already.");
+
+  py::class_<Shared>(m, "Shared", "What another process needs to have a block too.")
+      .def_readonly("chunks", &Shared::chunks)
+      .def_readonly("lease", &Shared::lease)
+      .def_readonly("offset", &Shared::offset);
 
   py::class_<Counters> counters(m, "Counters", "What an allocator has done so far.");
   for (const auto& [name, field] : kCounters) counters.def_readonly(name, field);
@@ -217,6 +249,7 @@ PYBIND11_MODULE(_extension, m) {
       .def("release_graph", &Allocator::release_graph, py::arg("graph"), without_gil)
       .def("sleep", &Allocator::sleep, py::arg("tag"), py::arg("keeps"), without_gil)
       .def("wake", &Allocator::wake, py::arg("tag"), without_gil)
+      .def("is_asleep", &Allocator::is_asleep, py::arg("tag"), without_gil)
       .def("share", &Allocator::share, py::arg("at"), without_gil)
       .def("trim", &Allocator::trim, without_gil)
       .def("limit", &Allocator::limit, py::arg("capacity"), without_gil)
@@ -259,6 +292,8 @@ PYBIND11_MODULE(_extension, m) {
   m.def("configure", &drivetrain_memory_configure, py::arg("capacity"),
         py::arg("headroom"), py::arg("peers"), py::arg("library"),
         "Says how the hooks make their allocators.");
+  m.def("tag", &drivetrain_memory_tag, py::arg("name"), py::arg("may_be_new"),
+        "The number of a tag by its name.");
   m.def("set_tag", &drivetrain_memory_set_tag, py::arg("tag"));
   m.def("keep_history", &drivetrain_memory_keep_history, py::arg("most"),
         "Every allocator that the hooks use, or will, keeps so many entries.");

@@ -38,6 +38,19 @@ bool ChunkSupply::draw(std::size_t count, Arena& to, bool capturing, Limits limi
   return chunks.size() >= count;
 }
 
+std::size_t ChunkSupply::num_unneeded() const {
+  std::size_t count = pool_.free_chunks().size();
+  for (const auto& arena : arenas_) {
+    if (arena->graph() == 0) {
+      arena->free().ascending([&](const Block* block) {
+        count += whole_pages(*block).count();
+        return true;
+      });
+    }
+  }
+  return count;
+}
+
 void ChunkSupply::take_from(Block* block, PageRun run, Arena& to,
                             std::vector<ChunkId>& chunks) {
   Extent& extent = *block->extent;

@@ -55,6 +55,9 @@ class ChunkSupply {
   bool draw(std::size_t count, Arena& to, bool capturing, Limits limits,
             std::vector<ChunkId>& chunks);
 
+  // How many chunks nobody needs, outside of graphs.
+  std::size_t num_unneeded() const;
+
   // Takes the chunks of whole pages out of a free block, for `to`.
   void take_from(Block* block, PageRun run, Arena& to, std::vector<ChunkId>& chunks);
 

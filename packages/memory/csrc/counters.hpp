@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "units.hpp"
@@ -34,8 +35,15 @@ struct Counters {
   Bytes peak_live_bytes = 0;
   Bytes active_bytes = 0;
   Bytes peak_active_bytes = 0;
+  // What tenants have that sleeps; it is none of the others.
+  Bytes asleep_bytes = 0;
   Bytes reserved_bytes = 0;
   Bytes peak_reserved_bytes = 0;
+
+  void raise_peaks() {
+    peak_live_bytes = std::max(peak_live_bytes, live_bytes);
+    peak_active_bytes = std::max(peak_active_bytes, active_bytes);
+  }
 
   // A chunk is mapped by a call of its own; what is mapped together is made accessible
   // by one more.

@@ -18,33 +18,50 @@ void Allocator::trim() {
 Bytes Allocator::sleep(std::uint64_t tag, bool keeps) {
   const std::lock_guard<Lock> lock(lock_);
   if (sleeper_.is_asleep(tag)) {
-    throw MisuseError("it sleeps already");
+    throw MisuseError(process_->memory_of(tag) + " sleeps already");
   }
   await_all();
+  if (lends(tag)) {
+    // They would go on with what is nobody's any more.
+    throw MisuseError("other processes have some " + process_->memory_of(tag) +
+                      ": it sleeps when they have let go of it");
+  }
   return sleeper_.sleep(tag, keeps);
+}
+
+bool Allocator::is_asleep(std::uint64_t tag) {
+  const std::lock_guard<Lock> lock(lock_);
+  return sleeper_.is_asleep(tag);
 }
 
 void Allocator::wake(std::uint64_t tag) {
   const std::lock_guard<Lock> lock(lock_);
   if (!sleeper_.is_asleep(tag)) {
-    throw MisuseError("it does not sleep");
+    throw MisuseError(process_->memory_of(tag) + " does not sleep");
   }
   await_all();
   const Bytes bytes = sleeper_.bytes_to_wake(tag);
+  const Limits limits{hard_limit_, hard_limit_};
+  const std::uint64_t more = hard_limit_ - std::min(hard_limit_, pool_.count());
+  const Bytes fresh = std::min(more * chunk_, driver_.free_bytes());
+  if (bytes > fresh + supply_.num_unneeded() * chunk_) {
+    // What others have cached stays theirs.
+    refuse("wake " + process_->memory_of(tag) + ", ", bytes, 0);
+  }
   std::string lacks;
   try {
-    if (sleeper_.wake(tag, {hard_limit_, hard_limit_})) {
+    if (sleeper_.wake(tag, limits)) {
       return;
     }
   } catch (const DeviceFull& error) {
     lacks = error.what();
   }
-  refuse(bytes, 0, lacks);
+  refuse("wake " + process_->memory_of(tag) + ", ", bytes, 0, lacks);
 }
 
 void Allocator::await_all() {
   // A device is waited for by no one while a stream is captured that is not known here.
-  if (captures_.load() > 0) {
+  if (process_->expects_captures()) {
     throw MisuseError("a graph is being captured, or a memory pool is in use");
   }
   finish_gone_streams();
@@ -68,7 +85,7 @@ void Allocator::give_back() {
 }
 
 bool Allocator::finish_gone_streams() {
-  if (captures_.load() > 0) {
+  if (process_->expects_captures()) {
     return false;
   }
   std::vector<StreamClock*> gone;

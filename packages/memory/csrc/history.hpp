@@ -18,6 +18,9 @@ enum class Action : std::uint32_t {
   // Later than the request, where other streams used the memory too.
   kFreeCompleted = 2,
   kOutOfMemory = 3,
+  // Addresses whose memory went back to the device, and came again.
+  kSleep = 4,
+  kWake = 5,
 };
 
 struct HistoryEntry {

@@ -44,7 +44,11 @@ Unused unused(const std::vector<std::unique_ptr<Arena>>& arenas) {
 // The sizes that tenants hold most of, as "3 x 512.00 MiB".
 std::string largest_tenants(const BlockTable& live) {
   std::map<Bytes, std::uint64_t> counts;
-  live.each([&](const Block& block) { ++counts[block.size]; });
+  live.each([&](const Block& block) {
+    if (!block.extent->arena->is_asleep()) {
+      ++counts[block.size];
+    }
+  });
   std::vector<std::pair<Bytes, std::uint64_t>> sizes(counts.begin(), counts.end());
   const std::size_t shown = std::min(kShown, sizes.size());
   std::partial_sort(sizes.begin(), sizes.begin() + static_cast<std::ptrdiff_t>(shown),
@@ -79,7 +83,8 @@ std::string advice(Bytes size, const Unused& rest, Bytes pending, Bytes foreign)
 
 }  // namespace
 
-std::string describe_refusal(Bytes size, const Counters& counters,
+std::string describe_refusal(const std::string& wish, Bytes size,
+                             const Counters& counters,
                              const std::vector<std::unique_ptr<Arena>>& arenas,
                              const BlockTable& live, Bytes spare, Bytes capacity,
                              Bytes device_total, Bytes device_free) {
@@ -88,7 +93,7 @@ std::string describe_refusal(Bytes size, const Counters& counters,
   const Bytes pending = counters.active_bytes - counters.live_bytes;
   const Bytes known = counters.reserved_bytes + device_free;
   const Bytes foreign = device_total > known ? device_total - known : 0;
-  std::string text = "Tried to allocate " + in_mib(size) + ". ";
+  std::string text = "Tried to " + wish + in_mib(size) + ". ";
   text += "Tenants have " + in_mib(counters.live_bytes) + " of the " +
           in_mib(counters.reserved_bytes) + " that are reserved, of at most " +
           in_mib(capacity) + "; the device has " + in_mib(device_free) + " left, and " +
@@ -96,14 +101,18 @@ std::string describe_refusal(Bytes size, const Counters& counters,
   text += "All free memory was joined: " + in_mib(rest.whole) + " in whole chunks; " +
           in_mib(rest.parts) + " lie in parts of chunks that others use";
   if (pending > 0) {
-    text += ", " + in_mib(pending) + " are still used by other streams";
+    text += ", " + in_mib(pending) + " are still used by other streams or processes";
   }
   if (rest.of_graphs > 0) {
     text += ", " + in_mib(rest.of_graphs) + " are private to graphs";
   }
+  if (counters.asleep_bytes > 0) {
+    text += "; what sleeps needs " + in_mib(counters.asleep_bytes) + " to wake";
+  }
   text += ". ";
-  if (live.size() > 0) {
-    text += "Most is held by " + largest_tenants(live) + ". ";
+  const std::string tenants = largest_tenants(live);
+  if (!tenants.empty()) {
+    text += "Most is held by " + tenants + ". ";
   }
   return text + "What may help: " + advice(size, rest, pending, foreign) + ".";
 }

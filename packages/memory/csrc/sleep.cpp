@@ -26,11 +26,28 @@ Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
   const std::vector<Arena*> arenas = arenas_of(tag);
   std::unique_ptr<Contents> contents = read(keeps ? arenas : std::vector<Arena*>{});
   contents->graph_pages = graph_pages_of(arenas);
+  for (const Arena* arena : arenas) {
+    each_live_block(*arena, [&](const Block* block) {
+      contents->num_live += block->kind() == Kind::kLive;
+    });
+  }
   asleep_[tag] = std::move(contents);
-  const std::size_t before = pool_.count();
-  std::string refused;
+  count(arenas, false);
+  note(Action::kSleep, arenas);
   for (Arena* arena : arenas) {
     arena->fall_asleep();
+  }
+  const std::size_t before = pool_.count();
+  const std::string refused = give_up_pages(arenas);
+  if (!refused.empty()) {
+    throw DriverError(refused + "; it sleeps, but for what the driver refused to take");
+  }
+  return (before - pool_.count()) * driver_.chunk_bytes();
+}
+
+std::string Sleeper::give_up_pages(const std::vector<Arena*>& arenas) {
+  std::string refused;
+  for (const Arena* arena : arenas) {
     for (const auto& extent : arena->extents()) {
       for (std::uint32_t page = 0; page < extent->high; ++page) {
         if (!extent->pages[page].holds) {
@@ -49,30 +66,82 @@ Bytes Sleeper::sleep(std::uint64_t tag, bool keeps) {
       }
     }
   }
-  if (!refused.empty()) {
-    throw DriverError(refused + "; it sleeps, but for what the driver refused to take");
-  }
-  return (before - pool_.count()) * driver_.chunk_bytes();
+  return refused;
 }
 
 bool Sleeper::wake(std::uint64_t tag, Limits limits) {
+  const std::vector<Arena*> arenas = arenas_of(tag);
   if (!mapper_.refill(missing_of(tag), limits)) {
     return false;
   }
   const Contents& contents = *asleep_.at(tag);
-  map_again(contents.graph_pages);
-  // What is read by others may be in use until now.
-  driver_.synchronize_all();
-  for (const Kept& kept : contents.blocks) {
-    if (kept.block->kind() == Kind::kLive) {
-      driver_.write(kept.block->at, contents.memory + kept.offset, kept.block->size);
+  try {
+    map_again(contents.graph_pages);
+    // What is read by others may be in use until now.
+    driver_.synchronize_all();
+    for (const Kept& kept : contents.blocks) {
+      if (kept.block->kind() == Kind::kLive) {
+        driver_.write(kept.block->at, contents.memory + kept.offset, kept.block->size);
+      }
     }
+  } catch (const DriverError&) {
+    give_up_pages(arenas);
+    throw;
   }
-  for (Arena* arena : arenas_of(tag)) {
+  for (Arena* arena : arenas) {
     arena->wake_up();
   }
+  count(arenas, true);
+  note(Action::kWake, arenas);
   asleep_.erase(tag);
   return true;
+}
+
+void Sleeper::let_go(const Block* block) {
+  Contents& contents = *asleep_.at(block->extent->arena->tag());
+  if (--contents.num_live == 0) {
+    contents.drop();
+  }
+}
+
+void Sleeper::count(const std::vector<Arena*>& arenas, bool awake) {
+  Bytes live = 0;
+  Bytes active = 0;
+  for (const Arena* arena : arenas) {
+    each_live_block(*arena, [&](const Block* block) {
+      live += block->kind() == Kind::kLive ? block->size : 0;
+      active += block->size;
+    });
+  }
+  if (!awake) {
+    counters_.asleep_bytes += live;
+    counters_.live_bytes -= live;
+    counters_.active_bytes -= active;
+    return;
+  }
+  counters_.asleep_bytes -= live;
+  counters_.live_bytes += live;
+  counters_.active_bytes += active;
+  counters_.raise_peaks();
+}
+
+void Sleeper::note(Action action, const std::vector<Arena*>& arenas) {
+  for (const Arena* arena : arenas) {
+    for (const auto& extent : arena->extents()) {
+      std::uint32_t first = 0;
+      for (std::uint32_t page = 0; page <= extent->high; ++page) {
+        if (page < extent->high && extent->pages[page].holds) {
+          continue;
+        }
+        if (page > first) {
+          history_.add(action, extent->address_of(first),
+                       (page - first) * extent->chunk_bytes, arena->clock().stream(),
+                       arena->graph());
+        }
+        first = page + 1;
+      }
+    }
+  }
 }
 
 Bytes Sleeper::bytes_to_wake(std::uint64_t tag) const {
@@ -103,7 +172,14 @@ std::unique_ptr<Sleeper::Contents> Sleeper::read(
       bytes += block->size;
     });
   }
-  auto contents = std::make_unique<Contents>(driver_, bytes);
+  std::unique_ptr<Contents> contents;
+  try {
+    contents = std::make_unique<Contents>(driver_, bytes);
+  } catch (const DriverError& error) {
+    throw DriverError("the host has no " + std::to_string(bytes >> 20) +
+                      " MiB of page-locked memory for what is kept (" + error.what() +
+                      "): sleep with keep=False, or in parts, by more tags");
+  }
   for (const Kept& kept : blocks) {
     driver_.read(contents->memory + kept.offset, kept.block->at, kept.block->size);
   }

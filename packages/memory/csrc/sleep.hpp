@@ -5,12 +5,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "arena.hpp"
 #include "chunk_pool.hpp"
+#include "counters.hpp"
 #include "driver/driver.hpp"
+#include "history.hpp"
 #include "mapper.hpp"
 
 namespace drivetrain {
@@ -21,8 +24,14 @@ class Sleeper {
  public:
   using Arenas = std::vector<std::unique_ptr<Arena>>;
 
-  Sleeper(Driver& driver, ChunkPool& pool, Mapper& mapper, const Arenas& arenas)
-      : driver_(driver), pool_(pool), mapper_(mapper), arenas_(arenas) {}
+  Sleeper(Driver& driver, ChunkPool& pool, Mapper& mapper, const Arenas& arenas,
+          Counters& counters, History& history)
+      : driver_(driver),
+        pool_(pool),
+        mapper_(mapper),
+        arenas_(arenas),
+        counters_(counters),
+        history_(history) {}
 
   bool is_asleep(std::uint64_t tag) const { return asleep_.count(tag) != 0; }
 
@@ -39,8 +48,11 @@ class Sleeper {
   // Brings back what live blocks need; false where there is too little memory, and the
   // tag sleeps on.
   //
-  // Throws DriverError, after which it sleeps on.
+  // Throws DriverError, after which it sleeps on, and has no memory.
   bool wake(std::uint64_t tag, Limits limits);
+
+  // A live block of what sleeps was freed.
+  void let_go(const Block* block);
 
   // What `wake` would take.
   Bytes bytes_to_wake(std::uint64_t tag) const;
@@ -64,16 +76,21 @@ class Sleeper {
   struct Contents {
     Contents(Driver& driver, Bytes bytes)
         : driver(driver), memory(bytes == 0 ? nullptr : driver.take_host(bytes)) {}
-    ~Contents() {
-      if (memory != nullptr) {
-        driver.give_host(memory);
-      }
-    }
+    ~Contents() { drop(); }
     Contents(const Contents&) = delete;
     Contents& operator=(const Contents&) = delete;
 
+    void drop() {
+      if (memory != nullptr) {
+        driver.give_host(memory);
+      }
+      memory = nullptr;
+    }
+
     Driver& driver;
     char* memory;
+    // How many blocks live.
+    std::size_t num_live = 0;
     std::vector<Kept> blocks;
     std::vector<GraphPage> graph_pages;
   };
@@ -81,6 +98,11 @@ class Sleeper {
   std::vector<Arena*> arenas_of(std::uint64_t tag) const;
   std::unique_ptr<Contents> read(const std::vector<Arena*>& arenas) const;
   std::vector<GraphPage> graph_pages_of(const std::vector<Arena*>& arenas) const;
+  // Takes their chunks from all pages. Returns what the device refused, in words.
+  std::string give_up_pages(const std::vector<Arena*>& arenas);
+  // What lives counts as awake, or no longer.
+  void count(const std::vector<Arena*>& arenas, bool awake);
+  void note(Action action, const std::vector<Arena*>& arenas);
   // Maps the chunks of graphs at the other addresses that they had.
   void map_again(const std::vector<GraphPage>& pages);
   std::vector<Missing> missing_of(std::uint64_t tag) const;
@@ -89,6 +111,8 @@ class Sleeper {
   ChunkPool& pool_;
   Mapper& mapper_;
   const Arenas& arenas_;
+  Counters& counters_;
+  History& history_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Contents>> asleep_;
 };
 

@@ -89,6 +89,22 @@ def fake_cuda_file(tmp_path_factory):
     return target
 
 
+@pytest.fixture(scope="session")
+def strict(tmp_path_factory):
+    """Returns the file of a driver whose memory processes can share."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    checks = CSRC / "checks"
+    library = tmp_path_factory.mktemp("strict") / "libstrict_cuda.so"
+    sources = [checks / "strict_cuda.cpp", *(checks / "strict").glob("*.cpp")]
+    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
+    subprocess.run(
+        [*command, *map(str, sources), "-ldl", "-o", str(library)], check=True
+    )
+    return str(library)
+
+
 @pytest.fixture
 def fake_cuda(fake_cuda_file, tmp_path):
     """Returns a driver of the test's own: a copy is a library of its own."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -213,15 +214,93 @@ x = torch.ones(1 << 12, device="cuda")
 """
 
 
-def test_sharing_with_another_process_is_refused():
+def test_tensor_is_shared_with_another_process():
     run(
         """
-        from multiprocessing.reduction import ForkingPickler
-        import torch.multiprocessing
+        import sys
+        import torch.multiprocessing as mp
 
-        refused("does not yet support shareIPcHandle", ForkingPickler.dumps, x)
+        sys.path.insert(0, TESTS)
+        import share_reader
+
+        spawn = mp.get_context("spawn")
+        here, there = spawn.SimpleQueue(), spawn.SimpleQueue()
+        process = spawn.Process(target=share_reader.double_tensors, args=(here, there))
+        process.start()
+        for size in (7, 1 << 20, (1 << 22) + 5):
+            values = torch.arange(size, dtype=torch.float32, device="cuda")
+            here.put(values)
+            assert there.get() == "doubled"
+            assert torch.equal(values, 2 * torch.arange(size, device="cuda"))
+            del values
+        # What it has is nobody else's; when it has ended, all of it comes back.
+        used = torch.cuda.memory_stats()["active_bytes.all.current"]
+        assert used > 4 << 22
+        here.put(None)
+        process.join(60)
+        assert process.exitcode == 0
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_stats()["active_bytes.all.current"] < used - (4 << 22)
         """,
-        PRELUDE + REFUSED,
+        PRELUDE + f"TESTS = {str(Path(__file__).parent)!r}\n",
+    )
+
+
+def test_memory_sleeps_and_graphs_hold_after_it():
+    run(
+        """
+        with drivetrain_memory.tag("weights"):
+            weights = torch.randn(1 << 24, device="cuda")
+        kept = weights.cpu()
+        with drivetrain_memory.tag("cache"):
+            cache = torch.ones(1 << 24, device="cuda")
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            (weights * 2).sum()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            total = (weights * 2).sum()
+        graph.replay()
+        expected = total.item()
+        place = weights.data_ptr()
+        for _ in range(20):
+            free = torch.cuda.mem_get_info()[0]
+            assert drivetrain_memory.sleep("weights") == 4 << 24
+            assert drivetrain_memory.sleep("cache", keep=False) == 4 << 24
+            assert torch.cuda.mem_get_info()[0] >= free + 0.95 * (8 << 24)
+            other = torch.full((1 << 25,), -1.0, device="cuda")
+            del other
+            torch.cuda.empty_cache()
+            drivetrain_memory.wake("cache")
+            drivetrain_memory.wake("weights")
+            assert weights.data_ptr() == place
+            assert torch.equal(weights.cpu(), kept)
+            total.zero_()
+            graph.replay()
+            assert total.item() == expected
+        """
+    )
+
+
+def test_pool_has_memory_of_its_own():
+    run(
+        """
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            inside = torch.ones(1 << 22, device="cuda")
+        segments = pool.snapshot()
+        assert sum(segment["allocated_size"] for segment in segments) == 4 << 22
+        place = inside.data_ptr()
+        del inside
+        outside = torch.ones(1 << 22, device="cuda")
+        assert outside.data_ptr() != place
+        with torch.cuda.use_mem_pool(pool):
+            again = torch.ones(1 << 22, device="cuda")
+        assert again.data_ptr() == place
+        assert float(again.sum()) == 1 << 22
+        """
     )
 
 

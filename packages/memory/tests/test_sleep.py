@@ -8,6 +8,7 @@ import pytest
 
 from drivetrain_memory import DeviceError, DeviceMemoryError, MemoryUseError
 from drivetrain_memory._native import NativeAllocator, cuda_driver, host_driver
+from drivetrain_memory._snapshot import snapshot_of
 
 CHUNK = 2 * 2**20
 MIB = 2**20
@@ -104,7 +105,7 @@ def test_others_have_the_memory_meanwhile(make):
     with pytest.raises(DeviceMemoryError, match=r"20\.00 MiB"):
         allocator.wake(WEIGHTS)
     # It sleeps on, and nothing is lost.
-    assert allocator.counters().reserved_bytes == 16 * CHUNK
+    assert allocator.counters().reserved_bytes == 12 * CHUNK
     with pytest.raises(MemoryUseError, match="sleeps already"):
         allocator.sleep(WEIGHTS, keeps=True)
     require_same(other)
@@ -311,3 +312,113 @@ def test_refusal_of_the_driver_loses_nothing(
         allocator.free(at)
     del allocator
     assert fake_cuda.counts == (0, 0, 0)
+
+
+def test_wake_that_is_refused_leaves_others_what_they_cached(make):
+    allocator = make(16)
+    blocks = fill(allocator, [8 * CHUNK])
+    allocator.sleep(WEIGHTS, keeps=True)
+    cached = allocator.allocate(4 * CHUNK)
+    taken = allocator.allocate(6 * CHUNK)
+    allocator.allocate(3 * CHUNK)
+    allocator.free(cached)
+    before = allocator.counters().as_dict()
+    with pytest.raises(DeviceMemoryError, match=r"Tried to wake memory with the tag"):
+        allocator.wake(WEIGHTS)
+    assert allocator.allocate(4 * CHUNK) == cached
+    after = allocator.counters().as_dict()
+    for name in ("created", "mapped", "unmapped", "misses"):
+        assert after[name] == before[name]
+    allocator.free(taken)
+    allocator.wake(WEIGHTS)
+    require_same(blocks)
+
+
+def test_what_sleeps_is_live_for_nothing_that_has_memory(make):
+    allocator = make()
+    asleep = allocator.allocate(30 * CHUNK, tag=WEIGHTS)
+    awake = allocator.allocate(4 * CHUNK)
+    allocator.sleep(WEIGHTS, keeps=False)
+    found = allocator.counters()
+    assert (found.live_bytes, found.active_bytes) == (4 * CHUNK, 4 * CHUNK)
+    assert found.asleep_bytes == 30 * CHUNK
+    assert found.live_bytes <= found.reserved_bytes == 4 * CHUNK
+    with pytest.raises(DeviceMemoryError) as refusal:
+        allocator.allocate(63 * CHUNK)
+    assert "Tenants have 8.00 MiB of the" in str(refusal.value)
+    assert "what sleeps needs 60.00 MiB to wake" in str(refusal.value)
+    assert "Most is held by 1 x 8.00 MiB." in str(refusal.value)
+    assert {block.at for block in allocator.blocks()} == {awake}
+    allocator.free(asleep)
+    assert allocator.counters().asleep_bytes == 0
+    allocator.wake(WEIGHTS)
+    assert allocator.counters().live_bytes == 4 * CHUNK
+    # The peak is what had memory at a time.
+    assert allocator.counters().peak_live_bytes == 34 * CHUNK
+
+
+def test_headroom_counts_only_what_is_awake():
+    allocator = NativeAllocator(host_driver(64 * CHUNK, CHUNK), headroom=0.0)
+    allocator.allocate(20 * CHUNK, tag=WEIGHTS)
+    allocator.sleep(WEIGHTS, keeps=False)
+    allocator.reset_peaks()
+    scattered = [allocator.allocate(2 * CHUNK) for _ in range(8)]
+    for at in scattered[::2]:
+        allocator.free(at)
+    # Joined, since no more is to be reserved than what has been live and awake.
+    allocator.allocate(8 * CHUNK)
+    assert allocator.counters().reserved_bytes == 16 * CHUNK
+
+
+def test_history_tells_which_addresses_slept(make):
+    allocator = make()
+    allocator.keep_history(100)
+    at = allocator.allocate(3 * CHUNK, tag=WEIGHTS)
+    allocator.sleep(WEIGHTS, keeps=True)
+    allocator.wake(WEIGHTS)
+    events = snapshot_of(allocator)["device_traces"][0]
+    moves = [(one["action"], one["addr"], one["size"]) for one in events[1:]]
+    assert moves == [(a, at, 3 * CHUNK) for a in ("segment_unmap", "segment_map")]
+
+
+def host_blocks(fake_cuda):
+    return fake_cuda.calls("cuMemAllocHost") - fake_cuda.calls("cuMemFreeHost")
+
+
+def test_host_has_its_memory_back_when_nothing_is_left(make_cuda, fake_cuda):
+    allocator = make_cuda()
+    first, second = fill(allocator, [CHUNK, 700])
+    allocator.sleep(WEIGHTS, keeps=True)
+    assert host_blocks(fake_cuda) == 1
+    allocator.free(first)
+    assert host_blocks(fake_cuda) == 1
+    allocator.free(second)
+    assert host_blocks(fake_cuda) == 0
+    allocator.wake(WEIGHTS)
+    assert allocator.counters().reserved_bytes == 0
+
+
+def test_refusal_of_host_memory_names_the_ways_out(make_cuda, fake_cuda):
+    allocator = make_cuda()
+    blocks = fill(allocator, SIZES)
+    fake_cuda.fail("cuMemAllocHost", 0, NO_MEMORY)
+    with pytest.raises(DeviceError, match=r"page-locked memory.*keep=False"):
+        allocator.sleep(WEIGHTS, keeps=True)
+    assert not allocator.is_asleep(WEIGHTS)
+    require_same(blocks)
+    assert allocator.sleep(WEIGHTS, keeps=False) > 0
+    assert allocator.is_asleep(WEIGHTS)
+
+
+def test_wake_that_fails_at_the_copy_holds_no_memory(make_cuda, fake_cuda):
+    allocator = make_cuda()
+    blocks = fill(allocator, SIZES)
+    allocator.sleep(WEIGHTS, keeps=True)
+    fake_cuda.fail("cuMemcpyHtoD", 2, 1)
+    with pytest.raises(DeviceError, match="cuMemcpyHtoD"):
+        allocator.wake(WEIGHTS)
+    fake_cuda.fail("cuMemcpyHtoD", times=0)
+    assert allocator.is_asleep(WEIGHTS)
+    assert allocator.counters().reserved_bytes == 0
+    allocator.wake(WEIGHTS)
+    require_same(blocks)

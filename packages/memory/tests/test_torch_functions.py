@@ -411,23 +411,36 @@ def test_tagged_memory_sleeps_and_wakes(fake_cuda):
     run_enabled(
         fake_cuda,
         """
-        from drivetrain_memory import sleep, tag, wake
+        from drivetrain_memory import is_asleep, sleep, tag, wake
+        refused(MemoryUseError, "a tag has a name", tag("").__enter__)
+        refused(MemoryUseError, "nothing has the tag 'weights'", is_asleep, "weights")
         with tag("weights"):
             weights = inner.allocate(6 << 20, 0, None)
             with tag("cache"):
                 inner.allocate(4 << 20, 0, None)
         other = inner.allocate(2 << 20, 0, None)
         ctypes.memset(weights, 7, 6 << 20)
+        live = torch.cuda.memory_allocated()
+        assert not is_asleep("weights")
         assert sleep("weights") == 6 << 20
+        assert is_asleep("weights") and not is_asleep() and not is_asleep("cache")
+        # A graph's capture is announced: what another library has is not to be waited for.
+        where, none = (ctypes.c_uint64(1), ctypes.c_uint64(5)), ctypes.create_string_buffer(32)
+        inner.hook("set_begin_allocate_to_pool")(0, *where, none)
+        refused(MemoryUseError, "a memory pool is in use", sleep, "cache")
+        inner.hook("set_end_allocate_to_pool_fn")(0, *where)
         assert sleep("cache", keep=False) == 4 << 20
         assert sleep() == 2 << 20
-        assert torch.cuda.memory_reserved() == 0
-        assert torch.cuda.memory_allocated() == 12 << 20
-        assert drivetrain_memory.snapshot()["segments"]
-        refused(MemoryUseError, "sleeps already", sleep, "weights")
+        # It has addresses alone, by every figure.
+        assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated() == 0
+        assert drivetrain_memory.stats().asleep_bytes == live == 12 << 20
+        assert not drivetrain_memory.snapshot()["segments"]
+        refused(MemoryUseError, "the tag 'weights' sleeps already", sleep, "weights")
         for name in ("weights", "cache", None):
             wake(name)
-        refused(MemoryUseError, "does not sleep", wake)
+        assert torch.cuda.memory_allocated() == live
+        assert drivetrain_memory.stats().asleep_bytes == 0
+        refused(MemoryUseError, "memory without a tag does not sleep", wake)
         refused(MemoryUseError, "nothing has the tag 'none'", sleep, "none")
         assert ctypes.string_at(weights, 6 << 20) == b"\7" * (6 << 20)
         """,

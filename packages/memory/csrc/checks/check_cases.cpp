@@ -40,7 +40,7 @@ struct Machine {
   explicit Machine(std::uint64_t chunks, Options options = everything()) {
     strict::configure(2, chunks * kChunk + kSlack, true);
     driver = std::make_unique<CudaDriver>(0, false, "");
-    allocator = std::make_unique<Allocator>(*driver, options);
+    allocator = std::make_unique<Allocator>(*driver, options, process);
     make_stream(kOne, 0);
     make_stream(kTwo, 0);
   }
@@ -100,6 +100,7 @@ struct Machine {
     });
   }
 
+  std::shared_ptr<ProcessState> process = std::make_shared<ProcessState>();
   std::unique_ptr<CudaDriver> driver;
   std::unique_ptr<Allocator> allocator;
 };
@@ -204,7 +205,7 @@ void unknown_capture_stays_whole() {
   memory.free(memory.allocate(4 * kChunk, kOther));
   strict::submit(kOther, 0, [] {});
   machine.destroy_stream(kOther);
-  Allocator::expect_captures(true);
+  machine.process->expect_captures(true);
   machine.capture(kTwo);
   try {
     memory.trim();
@@ -218,7 +219,7 @@ void unknown_capture_stays_whole() {
   }
   const auto spoilt =
       strict::locked([](strict::State& now) { return now.offences.spoilt; });
-  Allocator::expect_captures(false);
+  machine.process->expect_captures(false);
   expect(spoilt == 0, "a capture is spoilt");
 }
 

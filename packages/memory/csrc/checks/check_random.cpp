@@ -222,11 +222,13 @@ class Check {
       std::fprintf(stderr, "%s\n", describe(conditions).c_str());
     }
     begin(conditions, seed);
-    Episode episode{conditions, findings_, ownership_, {}, progress_, {}, {}, {}};
+    Episode episode{conditions, findings_, ownership_, std::make_shared<ProcessState>(),
+                    {},         progress_, {},         {},
+                    {}};
     episode.next_name = 1;
     for (const auto& driver : drivers_) {
       episode.allocators.push_back(
-          std::make_unique<Allocator>(*driver, conditions.options));
+          std::make_unique<Allocator>(*driver, conditions.options, episode.process));
     }
     std::vector<std::unique_ptr<Program>> programs;
     for (unsigned thread = 0; thread < settings_.threads; ++thread) {

@@ -336,8 +336,10 @@ FAKE Result cuMemAllocHost_v2(void** memory, std::size_t bytes) {
 }
 
 FAKE Result cuMemFreeHost(void* memory) {
-  std::free(memory);
-  return kSuccess;
+  return call("cuMemFreeHost", [&](State&) {
+    std::free(memory);
+    return kSuccess;
+  });
 }
 
 FAKE Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {

@@ -4,14 +4,11 @@
 
 #include <sys/types.h>
 
-#include <vector>
-
+#include "../lease.hpp"
+#include "../shared.hpp"
 #include "cuda_driver.hpp"
 
 namespace drivetrain {
-
-// Lets processes of the same user fetch descriptors of this one, where the system asks.
-void allow_fetching();
 
 class SharedMemory {
  public:
@@ -19,21 +16,24 @@ class SharedMemory {
   //
   // Args:
   //   pid: The other process.
-  //   files: Its descriptors of the chunks, one behind the other.
+  //   shared: What its `Allocator::share` returned.
   //
   // Throws MisuseError when that process is gone or out of reach, DriverError when the
   // device refuses.
-  SharedMemory(CudaDriver& driver, pid_t pid, const std::vector<int>& files);
+  SharedMemory(CudaDriver& driver, pid_t pid, const Shared& shared);
   // The host waits until nothing is under way there.
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
 
-  Address at() const { return at_; }
+  Address at() const { return at_ + offset_; }
 
  private:
+  // Given up last.
+  LeaseHold hold_;
   CudaDriver& driver_;
   std::size_t count_;
+  Bytes offset_;
   Address at_ = 0;
 };
 

@@ -32,7 +32,7 @@ Devices::Device& Devices::of(int number) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::atomic<Device*>& device = devices_[static_cast<std::size_t>(number)];
   if (device.load() == nullptr) {
-    device = new Device(number, settings_);
+    device = new Device(number, settings_, process_);
   }
   return *device.load();
 }

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "../allocator.hpp"
 #include "../driver/cuda_driver.hpp"
@@ -32,15 +33,17 @@ class Devices {
     Allocator allocator;
     GraphPools pools;
 
-    Device(int number, const Settings& settings)
+    Device(int number, const Settings& settings, std::shared_ptr<ProcessState> process)
         : driver(number, settings.peers, settings.library),
-          allocator(driver, settings.options) {
+          allocator(driver, settings.options, std::move(process)) {
       allocator.keep_history(settings.history);
     }
   };
 
   // Those of this process. They are never destroyed: PyTorch frees until the very end.
   static Devices& of_process();
+
+  ProcessState& process() { return *process_; }
 
   // Throws MisuseError when a device is in use already.
   void configure(Settings settings);
@@ -63,6 +66,7 @@ class Devices {
  private:
   std::mutex mutex_;
   Settings settings_;
+  std::shared_ptr<ProcessState> process_ = std::make_shared<ProcessState>();
   std::array<std::atomic<Device*>, kMost> devices_{};
 };
 

@@ -94,13 +94,13 @@ DRIVETRAIN_HOOK void drivetrain_memory_torch_begin_pool(
     int device, std::pair<std::uint64_t, std::uint64_t> id,
     std::function<bool(void*)> filter) {
   Devices::of_process().of(device).pools.begin(id, std::move(filter));
-  Allocator::expect_captures(true);
+  Devices::of_process().process().expect_captures(true);
 }
 
 DRIVETRAIN_HOOK void drivetrain_memory_torch_end_pool(
     int device, std::pair<std::uint64_t, std::uint64_t> id) {
   if (Devices::of_process().of(device).pools.end(id)) {
-    Allocator::expect_captures(false);
+    Devices::of_process().process().expect_captures(false);
   }
 }
 
@@ -118,6 +118,11 @@ DRIVETRAIN_HOOK void drivetrain_memory_configure(std::uint64_t capacity,
                                                  double headroom, bool peers,
                                                  const char* library) {
   Devices::of_process().configure({Options{capacity, headroom, 0}, peers, library, 0});
+}
+
+DRIVETRAIN_HOOK std::uint64_t drivetrain_memory_tag(const char* name, bool may_be_new) {
+  ProcessState& process = Devices::of_process().process();
+  return may_be_new ? process.tag_of(name) : process.known_tag(name);
 }
 
 DRIVETRAIN_HOOK std::uint64_t drivetrain_memory_set_tag(std::uint64_t tag) {

@@ -36,6 +36,10 @@ void drivetrain_memory_configure(std::uint64_t capacity, double headroom, bool p
 
 // Every allocator that the hooks use, or will, keeps the last entries of what happens.
 void drivetrain_memory_keep_history(std::uint64_t most);
+
+// The number of a tag by its name, never 0. Throws MisuseError for no name, and for one
+// that is new where it may not be.
+std::uint64_t drivetrain_memory_tag(const char* name, bool may_be_new);
 // What this thread allocates from now on sleeps and wakes with a tag. Returns the one
 // before; 0 for none.
 std::uint64_t drivetrain_memory_set_tag(std::uint64_t tag);

@@ -14,6 +14,7 @@ from drivetrain_memory._replay import largest_batch as largest_batch
 from drivetrain_memory._replay import replay as replay
 from drivetrain_memory._replay import segment_events as segment_events
 from drivetrain_memory._replay import smallest_capacity as smallest_capacity
+from drivetrain_memory._sleep import is_asleep as is_asleep
 from drivetrain_memory._sleep import sleep as sleep
 from drivetrain_memory._sleep import tag as tag
 from drivetrain_memory._sleep import wake as wake

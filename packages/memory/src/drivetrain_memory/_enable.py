@@ -19,6 +19,7 @@ from drivetrain_memory._native import (
     num_cuda_devices,
 )
 from drivetrain_memory._pluggable import require_pluggable
+from drivetrain_memory._share import share_tensors
 from drivetrain_memory._torch_functions import replace_functions
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def enable(
     torch.cuda.memory.change_current_allocator(allocator)
     _state["allocator"] = allocator
     replace_functions()
+    share_tensors(cuda_library)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 import typing
 import typing_extensions
-__all__: list[str] = ['Allocator', 'BlockInfo', 'Counters', 'CudaDriver', 'Driver', 'HistoryEntry', 'HostDriver', 'NullDriver', 'Replayed', 'SharedMemory', 'allow_fetching', 'configure', 'hooks', 'keep_history', 'of_device', 'replay', 'set_tag']
+__all__: list[str] = ['Allocator', 'BlockInfo', 'Counters', 'CudaDriver', 'Driver', 'HistoryEntry', 'HostDriver', 'NullDriver', 'OpenedStorage', 'Replayed', 'Shared', 'configure', 'hooks', 'keep_history', 'of_device', 'replay', 'set_tag', 'tag', 'take_once']
 class Driver:
     """
     A device; ended with the object.
@@ -33,14 +33,27 @@ class CudaDriver(Driver):
         """
     def __init__(self, device: typing.SupportsInt | typing.SupportsIndex, peers: bool, library: str) -> None:
         ...
-class SharedMemory:
+class OpenedStorage:
     """
-    Memory of another process.
+    Bytes of another process.
     """
-    def __init__(self, driver: CudaDriver, pid: typing.SupportsInt | typing.SupportsIndex, files: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex]) -> None:
+    def __init__(self, driver: CudaDriver, pid: typing.SupportsInt | typing.SupportsIndex, chunks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], lease: typing.SupportsInt | typing.SupportsIndex, offset: typing.SupportsInt | typing.SupportsIndex, size: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     @property
-    def at(self) -> int:
+    def __cuda_array_interface__(self) -> dict[str, typing.Any]:
+        ...
+class Shared:
+    """
+    What another process needs to have a block too.
+    """
+    @property
+    def chunks(self) -> list[int]:
+        ...
+    @property
+    def lease(self) -> int:
+        ...
+    @property
+    def offset(self) -> int:
         ...
 class Counters:
     """
@@ -55,6 +68,9 @@ class Counters:
         ...
     @property
     def allocations(self) -> int:
+        ...
+    @property
+    def asleep_bytes(self) -> int:
         ...
     @property
     def created(self) -> int:
@@ -170,6 +186,8 @@ class Allocator:
         ...
     def history(self) -> list[HistoryEntry]:
         ...
+    def is_asleep(self, tag: typing.SupportsInt | typing.SupportsIndex) -> bool:
+        ...
     def keep_history(self, most: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     def limit(self, capacity: typing.SupportsInt | typing.SupportsIndex) -> None:
@@ -180,7 +198,7 @@ class Allocator:
         ...
     def reset_peaks(self) -> None:
         ...
-    def share(self, at: typing.SupportsInt | typing.SupportsIndex) -> tuple[list[int], int]:
+    def share(self, at: typing.SupportsInt | typing.SupportsIndex) -> Shared:
         ...
     def sleep(self, tag: typing.SupportsInt | typing.SupportsIndex, keeps: bool) -> int:
         ...
@@ -219,10 +237,6 @@ class Replayed:
     @property
     def stream_waits(self) -> int:
         ...
-def allow_fetching() -> None:
-    """
-    Lets processes of the same user fetch descriptors of this one.
-    """
 def configure(capacity: typing.SupportsInt | typing.SupportsIndex, headroom: typing.SupportsFloat | typing.SupportsIndex, peers: bool, library: str) -> None:
     """
     Says how the hooks make their allocators.
@@ -245,3 +259,11 @@ def replay(events: typing_extensions.Buffer, model: typing.SupportsInt | typing.
     """
 def set_tag(tag: typing.SupportsInt | typing.SupportsIndex) -> int:
     ...
+def tag(name: str, may_be_new: bool) -> int:
+    """
+    The number of a tag by its name.
+    """
+def take_once(pid: typing.SupportsInt | typing.SupportsIndex, lease: typing.SupportsInt | typing.SupportsIndex) -> None:
+    """
+    Says that what was sent has come, where the memory is here already.
+    """

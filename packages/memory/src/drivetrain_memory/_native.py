@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from drivetrain_memory import _extension
-    from drivetrain_memory._extension import BlockInfo, Counters, Driver, HistoryEntry
+    from drivetrain_memory._extension import (
+        BlockInfo,
+        Counters,
+        Driver,
+        HistoryEntry,
+        Shared,
+    )
 
     _missing: str | None
 else:
@@ -112,10 +118,9 @@ class Inspector:
         """Returns every block that is not a hole."""
         return self._native.blocks()
 
-    def share(self, at: int) -> tuple[list[int], int]:
-        """Returns descriptors of the chunks from an address on, and its place there."""
-        shared: tuple[list[int], int] = self._native.share(at)
-        return shared
+    def share(self, at: int) -> Shared:
+        """Lets one more process have the block around an address; returns how."""
+        return self._native.share(at)
 
     def sleep(self, tag: int, *, keeps: bool) -> int:
         """Gives the physical memory of a tag back; returns how many bytes."""
@@ -124,6 +129,10 @@ class Inspector:
     def wake(self, tag: int) -> None:
         """Brings the memory of a tag back, below the same addresses."""
         self._native.wake(tag)
+
+    def is_asleep(self, tag: int) -> bool:
+        """Returns whether the memory of a tag sleeps."""
+        return self._native.is_asleep(tag)
 
     def keep_history(self, most: int) -> None:
         """Keeps the last entries of what happens from now on; none for 0."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
     from drivetrain_memory._native import Inspector
 
-_numbers: dict[str | None, int] = {None: 0}
-_lock = threading.Lock()
-
 
 @contextmanager
 def tag(name: str) -> Iterator[None]:
@@ -31,12 +27,10 @@ def tag(name: str) -> Iterator[None]:
         name: Which; the same name may be used again.
 
     Raises:
-        MemoryUseError: `enable` was not called before.
+        MemoryUseError: `enable` was not called before, or the name is empty.
     """
     _require_enabled()
-    with _lock:
-        number = _numbers.setdefault(name, len(_numbers))
-    before = extension().set_tag(number)
+    before = extension().set_tag(extension().tag(name, may_be_new=True))
     try:
         yield
     finally:
@@ -63,7 +57,8 @@ def sleep(
 
     Raises:
         MemoryUseError: It sleeps already, there is no such tag, nothing was allocated on
-            the device yet, a graph is being captured, or `enable` was not called before.
+            the device yet, a graph is being captured, other processes have some of it, or
+            `enable` was not called before.
         DeviceError: The host has too little page-locked memory, or the driver refuses;
             where the message says that it sleeps, `wake` brings back all that it had.
 
@@ -98,6 +93,21 @@ def wake(name: str | None = None, *, device: int | None = None) -> None:
     _in_use(device).wake(number)
 
 
+def is_asleep(name: str | None = None, *, device: int | None = None) -> bool:
+    """Returns whether the memory of a tag sleeps.
+
+    Args:
+        name: Which tag; None for what has none.
+        device: The number of the device; None for the current one.
+
+    Raises:
+        MemoryUseError: There is no such tag, nothing was allocated on the device yet, or
+            `enable` was not called before.
+    """
+    number = _number(name)
+    return _in_use(device).is_asleep(number)
+
+
 def _in_use(device: int | None) -> Inspector:
     found = inspector(device)
     if found is None:
@@ -108,10 +118,7 @@ def _in_use(device: int | None) -> Inspector:
 
 def _number(name: str | None) -> int:
     _require_enabled()
-    if name not in _numbers:
-        message = f"nothing has the tag {name!r}: allocate inside of tag({name!r})"
-        raise MemoryUseError(message)
-    return _numbers[name]
+    return 0 if name is None else int(extension().tag(name, may_be_new=False))
 
 
 def _require_enabled() -> None:

@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 _MOST_DEVICES = 64
 _STATES = {0: "inactive", 1: "active_allocated", 2: "active_awaiting_free"}
-_ACTIONS = ("alloc", "free_requested", "free_completed", "oom")
+_ACTIONS = (
+    *("alloc", "free_requested", "free_completed", "oom"),
+    # What fell asleep, and what woke.
+    *("segment_unmap", "segment_map"),
+)
 
 # What PyTorch's viewer reads; Python 3.14 would choose a newer one.
 _PICKLE_PROTOCOL = 4

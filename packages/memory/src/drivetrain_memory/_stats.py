@@ -27,6 +27,7 @@ class Stats:
         peak_live_bytes: The most that they had at a time.
         active_bytes: That, and what is freed while other streams still use it.
         peak_active_bytes: The most of it at a time.
+        asleep_bytes: What tensors have that sleep, which is none of the others.
         reserved_bytes: What is taken of the device.
         peak_reserved_bytes: The most of it at a time.
         allocations: Requests that were served.
@@ -49,6 +50,7 @@ class Stats:
     peak_live_bytes: int
     active_bytes: int
     peak_active_bytes: int
+    asleep_bytes: int
     reserved_bytes: int
     peak_reserved_bytes: int
     allocations: int

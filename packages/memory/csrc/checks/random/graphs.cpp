@@ -64,7 +64,7 @@ void Program::begin_capture() {
   }
   next_graph_ += 16;
   // As PyTorch tells of a capture before it begins.
-  Allocator::expect_captures(true);
+  episode_.process->expect_captures(true);
   for (const std::size_t index : graph.slots) {
     Slot& slot = slots_[index];
     slot.graph = graph.id;
@@ -92,7 +92,7 @@ void Program::end_capture(Graph& graph) {
   for (const std::size_t index : graph.slots) {
     slots_[index].graph = 0;
   }
-  Allocator::expect_captures(false);
+  episode_.process->expect_captures(false);
   graph.captured = true;
 }
 

@@ -74,6 +74,7 @@ struct Episode {
   const Conditions& conditions;
   Findings& findings;
   Ownership& ownership;
+  std::shared_ptr<ProcessState> process;
   std::vector<std::unique_ptr<Allocator>> allocators;
   std::atomic<std::uint64_t>& progress;
   std::atomic<std::uint64_t> next_name{1};
