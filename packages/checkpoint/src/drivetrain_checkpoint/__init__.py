@@ -4,8 +4,6 @@ Importing this package does not import torch; the first use of a checkpointer do
 daemon never does.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

@@ -9,8 +9,6 @@ Each inherits core's `CheckpointError`, which is an `OSError`:
      `- DaemonError                the daemon of this node does not answer
 """
 
-from __future__ import annotations
-
 from drivetrain_core import CheckpointError
 
 

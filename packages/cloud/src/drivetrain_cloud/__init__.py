@@ -7,8 +7,6 @@ they take a node away, `drivetrain_cloud.cost` bills and simulated strategies, a
 none of them.
 """
 
-from __future__ import annotations
-
 from drivetrain_cloud._version import __version__
 
 __all__ = ["__version__"]

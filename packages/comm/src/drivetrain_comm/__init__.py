@@ -5,8 +5,6 @@ Importing this package imports no torch. Where torch is there already, the backe
 `import drivetrain_comm.auto` enables tuned process groups for unchanged scripts.
 """
 
-from __future__ import annotations
-
 import sys
 
 from drivetrain_core.lazy import attach_stub as _attach_stub

@@ -7,8 +7,6 @@ ranks of one membership epoch, with its process groups. Masters: `MasterClient` 
 tokens say who may. `RateLimitedLog` says when a message that is repeated is due.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

@@ -5,8 +5,6 @@ says what to set for NCCL, Gloo and the kernel; `drivetrain_fabric.network` simu
 data-centre network. Importing this package imports none of them.
 """
 
-from __future__ import annotations
-
 from drivetrain_fabric._version import __version__
 
 __all__ = ["__version__"]

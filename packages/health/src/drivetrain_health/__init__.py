@@ -7,8 +7,6 @@
 imports none of them, and no torch.
 """
 
-from __future__ import annotations
-
 from drivetrain_health._version import __version__
 
 __all__ = ["__version__"]

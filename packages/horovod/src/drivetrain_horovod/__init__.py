@@ -5,8 +5,6 @@
 Importing this package imports neither.
 """
 
-from __future__ import annotations
-
 from drivetrain_horovod._version import __version__
 
 __all__ = ["__version__"]

@@ -5,8 +5,6 @@ and the best of them meet it in a final. `accelerate` finds this package by itse
 `drivetrain search` runs it for a script. Importing it imports no torch.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

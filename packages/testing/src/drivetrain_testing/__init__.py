@@ -5,8 +5,6 @@ Each `check_*` function takes an implementation, or a factory of one, and raises
 framework: call them from a test of your own. Importing this package imports no torch.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

@@ -4,8 +4,6 @@
 where `DefaultStager` goes.
 """
 
-from __future__ import annotations
-
 from drivetrain_checkpoint.dcp._reader import Reader
 from drivetrain_checkpoint.dcp._stager import Stager
 from drivetrain_checkpoint.dcp._writer import Writer

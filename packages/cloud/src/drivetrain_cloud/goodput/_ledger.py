@@ -1,7 +1,5 @@
 """Where the time of a training went."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

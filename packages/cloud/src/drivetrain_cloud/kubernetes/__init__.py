@@ -1,3 +1,1 @@
 """Training jobs on Kubernetes."""
-
-from __future__ import annotations

@@ -6,8 +6,6 @@ ask it. Each of its five abilities is a file of its own: `max_wait_time`,
 `checkpoint_saving`, `fail_tolerance`, `job_recovery` and `cost_observability`.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

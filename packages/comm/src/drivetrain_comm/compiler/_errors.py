@@ -1,7 +1,5 @@
 """What goes wrong with topologies and schedules."""
 
-from __future__ import annotations
-
 from drivetrain_core import DrivetrainError
 
 

@@ -5,8 +5,6 @@ the same. `table_from` makes a table out of a benchmark. Only `enable_tuner` nee
 and that only where ranks must meet.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

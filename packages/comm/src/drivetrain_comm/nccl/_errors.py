@@ -4,8 +4,6 @@ DrivetrainError
  `- NcclTableError (ValueError)      a table, or results of a benchmark, cannot be used
 """
 
-from __future__ import annotations
-
 from drivetrain_core import DrivetrainError
 
 

@@ -1,7 +1,5 @@
 """Names of what a worker does with its time, in a step and outside of steps."""
 
-from __future__ import annotations
-
 COMPUTE = "compute"
 """What a step computes, where the script has no other name for it."""
 

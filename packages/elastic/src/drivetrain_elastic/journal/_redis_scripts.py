@@ -13,8 +13,6 @@ The second is a list of records; the third is a hash of `holder`, `address` and
 renews it.
 """
 
-from __future__ import annotations
-
 from importlib.resources import files
 
 CLAIM, READ, WRITE, TAKE, RENEW, RELEASE = (

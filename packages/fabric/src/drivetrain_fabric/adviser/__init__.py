@@ -7,8 +7,6 @@ from manuals, sources and reports of users, which each of them names; none was p
 here on RDMA hardware.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

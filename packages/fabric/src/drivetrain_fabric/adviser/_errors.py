@@ -4,8 +4,6 @@ DrivetrainError
  `- AdviserError (ValueError)       a fact that is given by hand cannot be true
 """
 
-from __future__ import annotations
-
 from drivetrain_core import DrivetrainError
 
 

@@ -5,8 +5,6 @@ and get max-min fair rates. A second, finer model shows queues, marks and pauses
 flows. Nothing here imports torch.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

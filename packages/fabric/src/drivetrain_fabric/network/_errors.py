@@ -4,8 +4,6 @@ DrivetrainError
  `- FabricError (ValueError)        it does not connect, or cannot be simulated
 """
 
-from __future__ import annotations
-
 from drivetrain_core import DrivetrainError
 
 

@@ -4,8 +4,6 @@ DrivetrainError
  `- TopologyError (ValueError)      it contradicts itself or cannot be read
 """
 
-from __future__ import annotations
-
 from drivetrain_core import DrivetrainError
 
 

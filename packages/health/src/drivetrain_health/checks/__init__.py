@@ -8,8 +8,6 @@ time limit; what hangs costs that measurement, and is a finding.
 Importing this package does not import torch.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

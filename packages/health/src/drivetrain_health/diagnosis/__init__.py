@@ -5,8 +5,6 @@ not have, or does not let this process read, is missing with a reason; nothing h
 because of it, and nothing waits for hardware that does not answer.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

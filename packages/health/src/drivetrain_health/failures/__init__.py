@@ -6,8 +6,6 @@
 All are pure functions of plain values; `drivetrain_health.diagnosis` reads the evidence.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

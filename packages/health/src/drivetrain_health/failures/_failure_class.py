@@ -1,7 +1,5 @@
 """The classes of failures: what they have in common is what has to follow."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

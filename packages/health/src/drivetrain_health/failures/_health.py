@@ -1,7 +1,5 @@
 """Whether a worker makes progress, as its agent sees it."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 

@@ -4,8 +4,6 @@ Only what could not be corrected counts: a machine corrects errors of its memory
 PCIe every day. Formats are those of the Linux kernel and of its drivers.
 """
 
-from __future__ import annotations
-
 from drivetrain_health.failures._clue import Sign
 from drivetrain_health.failures._failure_class import FailureClass
 

@@ -6,8 +6,6 @@ Linux. What needs more than an ordinary user has says so when it is missing;
 `missing_because` says it before, for a test that is to be skipped.
 """
 
-from __future__ import annotations
-
 from drivetrain_core.lazy import attach_stub as _attach_stub
 
 __getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

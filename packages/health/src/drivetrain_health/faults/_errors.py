@@ -7,8 +7,6 @@ Of `FaultError` there are two kinds with names of their own:
      `- MissingPrivilegeError (PermissionError)   a capability or a program is missing
 """
 
-from __future__ import annotations
-
 from drivetrain_core import DrivetrainError
 
 

@@ -6,8 +6,6 @@ Unlike Horovod, which sorts collectives by name, ranks call them in the same ord
 name only has to be unique among those under way.
 """
 
-from __future__ import annotations
-
 from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_comm._allreduce import (
     Adasum,

@@ -7,8 +7,6 @@ drivetrain_horovod.on_elastic SCRIPT` lets it import `horovod.torch`. `elastic` 
 Unlike Horovod, which sorts collectives by name, ranks call them in the same order.
 """
 
-from __future__ import annotations
-
 from drivetrain_horovod.compression import Compression
 from drivetrain_horovod.on_elastic import elastic
 from drivetrain_horovod.on_elastic._basics import (

@@ -1,7 +1,5 @@
 """What scripts know as `horovod.torch.elastic`."""
 
-from __future__ import annotations
-
 from drivetrain_horovod.on_elastic._errors import (
     HorovodInternalError,
     HostsUpdatedInterrupt,
