@@ -14,8 +14,7 @@ from drivetrain_elastic.decisions.stragglers import (
     StragglerConfig,
     Window,
     judge_stragglers,
-    own_time,
-    score_window,
+    section_scores,
 )
 
 if TYPE_CHECKING:
@@ -131,21 +130,11 @@ class ProgressMonitor:
 
     def _compare(self, window: Window) -> None:
         slowness: dict[str, Slowness] = {}
-        names = {name for one in window.sections_s.values() for name in one}
-        share_s = self._config.least_share * own_time(window)
-        least_s = max(self._config.least_s, share_s)
-        for section in sorted(names):
-            seconds = {
-                worker: sections[section]
-                for worker, sections in window.sections_s.items()
-                if section in sections
-            }
-            for worker, score in score_window(seconds, window.num_samples).items():
-                is_long = score.excess_s >= least_s
-                ratio = score.ratio if is_long else min(score.ratio, 1.0)
-                if worker not in slowness or ratio > slowness[worker].ratio:
-                    own_s = dict(window.sections_s[worker])
-                    slowness[worker] = Slowness(ratio, section, own_s)
+        for section, worker, score, is_long in section_scores(window, self._config):
+            ratio = score.ratio if is_long else min(score.ratio, 1.0)
+            if worker not in slowness or ratio > slowness[worker].ratio:
+                own_s = dict(window.sections_s[worker])
+                slowness[worker] = Slowness(ratio, section, own_s)
         self.slowness = slowness
 
     def news(self) -> tuple[list[Straggler], list[Straggler]]:

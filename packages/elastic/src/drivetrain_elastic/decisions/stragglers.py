@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 # The deviation of normally distributed values is this times their median absolute deviation.
 _NORMAL = 1.4826
@@ -221,18 +221,10 @@ def judge_stragglers(
     num_slow: Counter[tuple[str, str]] = Counter()
     last: dict[tuple[str, str], Score] = {}
     for window in windows[-config.num_windows :]:
-        least_s = max(config.least_s, config.least_share * own_time(window))
-        for section in _sections(window.sections_s.values()):
-            seconds = {
-                worker: sections[section]
-                for worker, sections in window.sections_s.items()
-                if section in sections
-            }
-            for worker, one in score_window(seconds, window.num_samples).items():
-                is_slow = one.ratio >= config.ratio and one.score >= config.score
-                if is_slow and one.excess_s >= least_s:
-                    num_slow[worker, section] += 1
-                    last[worker, section] = one
+        for section, worker, one, is_long in section_scores(window, config):
+            if is_long and one.ratio >= config.ratio and one.score >= config.score:
+                num_slow[worker, section] += 1
+                last[worker, section] = one
     found = [
         Straggler(worker, section, one.ratio, one.score, num_slow[worker, section], s)
         for (worker, section), one in last.items()
@@ -242,5 +234,21 @@ def judge_stragglers(
     return tuple(sorted(found, key=lambda one: -one.excess_s))
 
 
-def _sections(sections: Iterable[Mapping[str, float]]) -> list[str]:
-    return sorted({name for one in sections for name in one})
+def section_scores(
+    window: Window, config: StragglerConfig
+) -> Iterator[tuple[str, str, Score, bool]]:
+    """Yields each section with each of its workers, its score, and whether it lasts.
+
+    Args:
+        window: The window.
+        config: How much longer a section must take for anything to follow from it.
+    """
+    least_s = max(config.least_s, config.least_share * own_time(window))
+    for section in sorted({s for one in window.sections_s.values() for s in one}):
+        seconds = {
+            worker: sections[section]
+            for worker, sections in window.sections_s.items()
+            if section in sections
+        }
+        for worker, score in score_window(seconds, window.num_samples).items():
+            yield section, worker, score, score.excess_s >= least_s

@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-from drivetrain_fabric._collision_probability import shared_bin_probability
 from drivetrain_fabric.adviser._errors import AdviserError
 
 _ENOUGH = 0.8
 _MOST_QUEUE_PAIRS = 8
-
-
-def collision_probability(flows: int, paths: int) -> float:
-    """Returns how likely it is that at least two flows take the same way.
-
-    With k flows on n ways it is 1 - n! / ((n - k)! n^k), if each way is as likely.
-
-    Args:
-        flows: k.
-        paths: n.
-
-    Raises:
-        AdviserError: There is no flow, or no way.
-
-    Example:
-        >>> round(collision_probability(8, 8), 4), collision_probability(9, 8)
-        (0.9976, 1.0)
-    """
-    _check(flows, paths)
-    return shared_bin_probability(flows, paths)
 
 
 def expected_paths(flows: int, paths: int) -> float:
@@ -43,7 +22,9 @@ def expected_paths(flows: int, paths: int) -> float:
         >>> expected_paths(1, 8), round(expected_paths(8, 8), 2)
         (1.0, 5.25)
     """
-    _check(flows, paths)
+    if flows < 1 or paths < 1:
+        message = f"flows and paths must be at least 1, got {flows} and {paths}"
+        raise AdviserError(message)
     if flows == 1:
         return 1.0
     return paths * (1.0 - (1.0 - 1.0 / paths) ** flows)
@@ -73,9 +54,3 @@ def queue_pairs(connections: int, paths: int) -> int:
     ):
         count *= 2
     return count
-
-
-def _check(flows: int, paths: int) -> None:
-    if flows < 1 or paths < 1:
-        message = f"flows and paths must be at least 1, got {flows} and {paths}"
-        raise AdviserError(message)

@@ -63,10 +63,14 @@ class Adapter:
     trust: str | None = None
 
     @property
+    def rdma_device(self) -> str:
+        """What its RDMA port is called; empty if it has none."""
+        return self.nic.rdma.device if self.nic.rdma is not None else ""
+
+    @property
     def is_erdma(self) -> bool:
         """Whether it is Alibaba's elastic RDMA."""
-        rdma = self.nic.rdma.device if self.nic.rdma is not None else ""
-        named = self.nic.driver == "erdma" or rdma.startswith("erdma")
+        named = self.nic.driver == "erdma" or self.rdma_device.startswith("erdma")
         return named or (self.vendor, self.device) == (_ALIBABA, _ERDMA_DEVICE)
 
     @property

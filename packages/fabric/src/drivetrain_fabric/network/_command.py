@@ -34,6 +34,7 @@ from drivetrain_fabric.network import (
     run_scenario,
 )
 from drivetrain_fabric.network._job import COLLECTIVES
+from drivetrain_fabric.network._populate import OF_FABRIC
 from drivetrain_fabric.topology._units import amount
 
 if TYPE_CHECKING:
@@ -46,24 +47,6 @@ _GBPS = 1e9
 _INCAST_S = 0.02
 _OF_INCAST = frozenset(
     ("--incast", "--nic-gbps", "--uplink-gbps", "--seed", "--svg", "--json")
-)
-# What a cluster file says in their place.
-_OF_FABRIC = frozenset(
-    (
-        "--gpus",
-        "--gpus-per-node",
-        "--nics",
-        "--nic-gbps",
-        "--no-rails",
-        "--tiers",
-        "--leaf-downlinks",
-        "--leaf-uplinks",
-        "--spine-downlinks",
-        "--spine-uplinks",
-        "--core-downlinks",
-        "--uplink-gbps",
-        "--latency-us",
-    )
 )
 
 
@@ -125,7 +108,7 @@ def _check_given(args: argparse.Namespace) -> None:
         unused = args.given - _OF_INCAST
         why = "--incast has a fabric and traffic of its own"
     elif args.spec is not None:
-        unused = args.given & _OF_FABRIC
+        unused = args.given & OF_FABRIC.keys()
         why = "--spec describes the fabric"
     else:
         return

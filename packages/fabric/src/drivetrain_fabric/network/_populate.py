@@ -27,6 +27,41 @@ class _Noted(argparse.Action):
         namespace.given |= {self.option_strings[0]}
 
 
+_DEFAULT = "(default: %(default)s)"
+OF_FABRIC: dict[str, dict[str, Any]] = {
+    "--gpus": {"type": integer(1), "default": 12288, "help": _DEFAULT},
+    "--gpus-per-node": {"type": integer(1), "default": 8, "help": _DEFAULT},
+    "--nics": {
+        "type": integer(1),
+        "default": 8,
+        "help": f"network cards of a node {_DEFAULT}",
+    },
+    "--nic-gbps": {"type": number(above=0), "default": 200, "help": _DEFAULT},
+    "--no-rails": {
+        "action": _Noted,
+        "nargs": 0,
+        "default": False,
+        "help": "all cards of a node on one leaf",
+    },
+    "--tiers": {"type": int, "choices": (2, 3), "default": 3, "help": _DEFAULT},
+    "--leaf-downlinks": {"type": integer(1), "default": 64, "help": _DEFAULT},
+    "--leaf-uplinks": {"type": integer(1), "default": 32, "help": _DEFAULT},
+    "--spine-downlinks": {
+        "type": integer(1),
+        "help": "(default: 32, with two tiers 64)",
+    },
+    "--spine-uplinks": {"type": integer(1), "default": 32, "help": _DEFAULT},
+    "--core-downlinks": {"type": integer(1), "default": 64, "help": _DEFAULT},
+    "--uplink-gbps": {"type": number(above=0), "default": 400, "help": _DEFAULT},
+    "--latency-us": {
+        "type": number(0),
+        "default": 5,
+        "help": f"node to node {_DEFAULT}",
+    },
+}
+"""What describes the fabric, for which a cluster file stands as well."""
+
+
 def populate_simulate(commands: Any) -> None:
     """Adds the command `simulate`, which sets `run` as other commands do.
 
@@ -85,35 +120,8 @@ def _add_fabric(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a cluster file, instead of all below but --failed",
     )
-    add("--gpus", type=integer(1), default=12288, help="(default: %(default)s)")
-    add("--gpus-per-node", type=integer(1), default=8, help="(default: %(default)s)")
-    add(
-        "--nics",
-        type=integer(1),
-        default=8,
-        help="network cards of a node (default: 8)",
-    )
-    add("--nic-gbps", type=number(above=0), default=200, help="(default: %(default)s)")
-    add(
-        "--no-rails",
-        action=_Noted,
-        nargs=0,
-        default=False,
-        help="all cards of a node on one leaf",
-    )
-    add("--tiers", type=int, choices=(2, 3), default=3, help="(default: 3)")
-    add("--leaf-downlinks", type=integer(1), default=64, help="(default: %(default)s)")
-    add("--leaf-uplinks", type=integer(1), default=32, help="(default: %(default)s)")
-    add("--spine-downlinks", type=integer(1), help="(default: 32, with two tiers 64)")
-    add("--spine-uplinks", type=integer(1), default=32, help="(default: %(default)s)")
-    add("--core-downlinks", type=integer(1), default=64, help="(default: %(default)s)")
-    add(
-        "--uplink-gbps",
-        type=number(above=0),
-        default=400,
-        help="(default: %(default)s)",
-    )
-    add("--latency-us", type=number(0), default=5, help="node to node (default: 5)")
+    for name, options in OF_FABRIC.items():
+        add(name, **options)
     add(
         "--failed",
         type=integer(0),

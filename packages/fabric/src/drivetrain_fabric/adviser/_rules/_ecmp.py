@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from drivetrain_fabric._collision_probability import shared_bin_probability
 from drivetrain_fabric.adviser._advice import Gap
-from drivetrain_fabric.adviser._collisions import (
-    collision_probability,
-    expected_paths,
-    queue_pairs,
-)
+from drivetrain_fabric.adviser._collisions import expected_paths, queue_pairs
 from drivetrain_fabric.adviser._rules._say import env
 from drivetrain_fabric.adviser._rules._sources import TUNING, answer
 
@@ -53,11 +50,7 @@ def _routing_off(facts: Facts) -> list[Advice | Gap]:
 
 def _queue_pairs(facts: Facts) -> list[Advice | Gap]:
     now = facts.number_of(_QPS) or 1
-    bonded = [
-        one.nic.rdma.device
-        for one in facts.rdma
-        if one.nic.rdma is not None and "bond" in one.nic.rdma.device
-    ]
+    bonded = [one.rdma_device for one in facts.rdma if "bond" in one.rdma_device]
     if facts.num_paths is None and not bonded:
         lacks = "over how many equal ways the switches spread connections"
         return [Gap(subject="queue pairs", lacks=lacks, give="--paths")]
@@ -67,7 +60,7 @@ def _queue_pairs(facts: Facts) -> list[Advice | Gap]:
         because = f"{', '.join(bonded)} has two links: one queue pair uses one of them"
         return [env(_QPS, 2, "warn", because, answer("NVIDIA/nccl#1015"))]
     flows, paths = len(facts.rdma), facts.num_paths
-    chance = collision_probability(flows, paths)
+    chance = shared_bin_probability(flows, paths)
     wanted = max(queue_pairs(flows, paths), 2 if bonded else 1)
     if chance < _LIKELY or wanted <= now:
         return []

@@ -24,11 +24,7 @@ def advise_erdma(facts: Facts) -> list[Advice | Gap]:
     if facts.transport != "erdma":
         return []
     found: list[Advice | Gap] = []
-    devices = [
-        one.nic.rdma.device
-        for one in facts.rdma
-        if one.nic.rdma is not None and one.is_erdma
-    ]
+    devices = [one.rdma_device for one in facts.rdma if one.is_erdma]
     if facts.nccl < _LEAST:
         because = "eRDMA needs NCCL 2.19 at least"
         found.append(host("NCCL", "install 2.19 or later", "bad", because, _SOURCE))

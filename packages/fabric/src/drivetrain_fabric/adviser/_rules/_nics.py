@@ -28,7 +28,7 @@ def advise_nics(facts: Facts) -> list[Advice | Gap]:
 
 
 def _hca(facts: Facts) -> list[Advice | Gap]:
-    active = {_device(one): one for one in facts.rdma}
+    active = {one.rdma_device: one for one in facts.rdma}
     value = facts.value_of(_HCA)
     if value is None:
         return _only_fastest(active)
@@ -100,9 +100,5 @@ def _ports_of_one_card(adapters: tuple[Adapter, ...]) -> tuple[str, ...]:
         if one.nic.slot is not None:
             # Ports are functions of a device: what differs is behind the point.
             card = one.nic.slot.address.split(".")[0]
-            cards.setdefault(card, []).append(_device(one))
+            cards.setdefault(card, []).append(one.rdma_device)
     return next((tuple(ports) for ports in cards.values() if len(ports) > 1), ())
-
-
-def _device(one: Adapter) -> str:
-    return one.nic.rdma.device if one.nic.rdma is not None else one.nic.name
