@@ -6,7 +6,7 @@ import hashlib
 import secrets
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.distributed import ProcessGroup
+    from torch.distributed.distributed_c10d import Store
+
+    from drivetrain_health.checks._task import Task
 
 # Rounds are many enough that one slow packet does not count, and few on a slow network.
 _NUM_WORDS = 1 << 19
@@ -24,13 +27,39 @@ _NUM_ROUNDS = 4
 _SOONER = 0.9
 
 
-def patience(limit_s: float) -> timedelta:
-    """Returns how long to wait for others, if this one is killed after a time.
+def meet_and_exchange(
+    task: Task,
+    make_group: Callable[[Store, int, int, timedelta], Any],
+    device: torch.device,
+    *,
+    prefix: str,
+    synchronize: Callable[[], object],
+) -> Found:
+    """Makes a process group with the other nodes, and does what `exchange` does.
 
     Args:
-        limit_s: That time.
+        task: Of this node.
+        make_group: Given a store, a rank, their number, and how long to wait.
+        device: Where the group's tensors are.
+        prefix: Of the measures' names.
+        synchronize: Waits for the device.
+
+    Raises:
+        CheckFailedError: The nodes do not reach each other, or get what was not sent.
     """
-    return timedelta(seconds=limit_s * _SOONER)
+    assert task.store is not None
+    # The others are waited for less long than until this one is killed.
+    wait = timedelta(seconds=task.limit_s * _SOONER)
+    task.store.set_timeout(wait)
+    task.note("meeting the others")
+    try:
+        group = make_group(task.store, task.rank, task.num_nodes, wait)
+        task.note("exchanging with the others")
+        return exchange(group, device, prefix=prefix, synchronize=synchronize)
+    except RuntimeError as error:
+        if isinstance(error, CheckFailedError):
+            raise
+        raise CheckFailedError(str(error)) from error
 
 
 def exchange(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain_health.checks._task import CheckFailedError, Found
+from drivetrain_health.checks._task import CheckFailedError, Found, repeat
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
@@ -28,11 +27,7 @@ def measure(task: Task) -> Found:
         .view(_SIZE, _SIZE)
     )
     product = x @ torch.eye(_SIZE)
-    num_products = 0
-    begin_s = time.monotonic()
-    while (took_s := time.monotonic() - begin_s) < task.measure_s:
-        torch.mm(x, x, out=product)
-        num_products += 1
+    num_products, took_s = repeat(lambda: torch.mm(x, x, out=product), task.measure_s)
     wanted = (x[0].double() @ x.double()).float()
     if num_products and not torch.equal(product[0], wanted):
         num = int((product[0] != wanted).sum())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from drivetrain_health.checks._collectives import exchange, patience
-from drivetrain_health.checks._task import CheckFailedError
+from drivetrain_health.checks._collectives import meet_and_exchange
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Found, Task
@@ -20,17 +19,7 @@ def measure(task: Task) -> Found:
     Raises:
         CheckFailedError: The nodes do not reach each other, or get what was not sent.
     """
-    assert task.store is not None
-    wait = patience(task.limit_s)
-    task.store.set_timeout(wait)
-    task.note("meeting the others")
-    try:
-        group: Any = ProcessGroupGloo(task.store, task.rank, task.num_nodes, wait)
-        task.note("exchanging with the others")
-        return exchange(
-            group, torch.device("cpu"), prefix="network", synchronize=lambda: None
-        )
-    except RuntimeError as error:
-        if isinstance(error, CheckFailedError):
-            raise
-        raise CheckFailedError(str(error)) from error
+    device = torch.device("cpu")
+    return meet_and_exchange(
+        task, ProcessGroupGloo, device, prefix="network", synchronize=lambda: None
+    )

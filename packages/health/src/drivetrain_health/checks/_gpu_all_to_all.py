@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain_health.checks._gpus import gpus
-from drivetrain_health.checks._task import CheckFailedError, Found
+from drivetrain_health.checks._task import CheckFailedError, Found, repeat
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
@@ -31,11 +30,7 @@ def measure(task: Task) -> Found:
     got = [[torch.zeros_like(sent[to]) for _ in range(num)] for to in range(num)]
     task.note(f"copying between {num} GPUs")
     _send_all(sent, got)
-    num_rounds = 0
-    begin_s = time.monotonic()
-    while (took_s := time.monotonic() - begin_s) < task.measure_s:
-        _send_all(sent, got)
-        num_rounds += 1
+    num_rounds, took_s = repeat(lambda: _send_all(sent, got), task.measure_s)
     for to, row in enumerate(got):
         for sender, words in enumerate(row):
             if sender != to and not bool((words == sender).all()):

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain_core.accelerators import accelerator_of
 from drivetrain_health.checks._gpus import gpus
-from drivetrain_health.checks._task import CheckFailedError, Found
+from drivetrain_health.checks._task import CheckFailedError, Found, repeat
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
-_SIZE = 4096
+_SIZE, _AT_ONCE = 4096, 8
 
 
 def measure(task: Task) -> Found:
@@ -39,16 +38,16 @@ def _rate(device: torch.device, measure_s: float) -> float:
     x = torch.ones(_SIZE, _SIZE, device=device, dtype=dtype)
     product = x @ x
     torch.accelerator.synchronize(device)
-    num_products = 0
-    begin_s = time.monotonic()
-    while (took_s := time.monotonic() - begin_s) < measure_s:
+
+    def multiply() -> None:
         # Several at a time, so that the device never waits for the host.
-        for _ in range(8):
+        for _ in range(_AT_ONCE):
             torch.mm(x, x, out=product)
         torch.accelerator.synchronize(device)
-        num_products += 8
+
+    num_times, took_s = repeat(multiply, measure_s)
     # A sum of ones that is a power of two is exact in bfloat16.
     if not bool((product == _SIZE).all()):
         message = f"a product on {device} is wrong"
         raise CheckFailedError(message)
-    return 2 * _SIZE**3 * num_products / took_s / 1e12
+    return 2 * _SIZE**3 * _AT_ONCE * num_times / took_s / 1e12

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from drivetrain_core.accelerators import accelerator_of
 from drivetrain_health.checks._gpus import gpus
-from drivetrain_health.checks._task import CheckFailedError, Found
+from drivetrain_health.checks._task import CheckFailedError, Found, repeat
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
@@ -51,11 +50,10 @@ def measure(task: Task) -> Found:
 def _rate(
     to: torch.Tensor, from_: torch.Tensor, device: torch.device, measure_s: float
 ) -> float:
-    num_copies = 0
-    torch.accelerator.synchronize(device)
-    begin_s = time.monotonic()
-    while (took_s := time.monotonic() - begin_s) < measure_s:
+    def copy() -> None:
         to.copy_(from_, non_blocking=True)
         torch.accelerator.synchronize(device)
-        num_copies += 1
+
+    torch.accelerator.synchronize(device)
+    num_copies, took_s = repeat(copy, measure_s)
     return to.nbytes * num_copies / took_s / 1e9

@@ -9,9 +9,9 @@ import torch
 from drivetrain_core import DistributedError
 from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.services import TorchProcessGroupFactory
-from drivetrain_health.checks._collectives import exchange, patience
+from drivetrain_health.checks._collectives import meet_and_exchange
 from drivetrain_health.checks._gpus import gpus
-from drivetrain_health.checks._task import CheckFailedError, NotHereError
+from drivetrain_health.checks._task import NotHereError
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Found, Task
@@ -30,21 +30,11 @@ def measure(task: Task) -> Found:
         make = TorchProcessGroupFactory(f"{device.type}:{backend}")
     except DistributedError as error:
         raise NotHereError(str(error)) from error
-    assert task.store is not None
     torch.accelerator.set_device_index(device.index)
-    wait = patience(task.limit_s)
-    task.store.set_timeout(wait)
-    task.note("meeting the others")
-    try:
-        group = make(task.store, task.rank, task.num_nodes, wait)
-        task.note("exchanging with the others")
-        return exchange(
-            group,
-            device,
-            prefix="network_gpu",
-            synchronize=lambda: torch.accelerator.synchronize(device),
-        )
-    except RuntimeError as error:
-        if isinstance(error, CheckFailedError):
-            raise
-        raise CheckFailedError(str(error)) from error
+    return meet_and_exchange(
+        task,
+        make,
+        device,
+        prefix="network_gpu",
+        synchronize=lambda: torch.accelerator.synchronize(device),
+    )

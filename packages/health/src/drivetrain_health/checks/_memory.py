@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import torch
 
-from drivetrain_health.checks._task import CheckFailedError, Found
+from drivetrain_health.checks._task import CheckFailedError, Found, repeat
 
 if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
@@ -24,11 +23,7 @@ def measure(task: Task) -> Found:
     """
     source = torch.arange(_NUM_BYTES // 8)
     target = torch.zeros_like(source)
-    num_copies = 0
-    begin_s = time.monotonic()
-    while (took_s := time.monotonic() - begin_s) < task.measure_s:
-        target.copy_(source)
-        num_copies += 1
+    num_copies, took_s = repeat(lambda: target.copy_(source), task.measure_s)
     if num_copies and not torch.equal(source, target):
         num = int((source != target).sum())
         message = f"{num} of {source.numel()} words differ after a copy"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core import DrivetrainError
@@ -60,3 +61,24 @@ class Task(NamedTuple):
     num_nodes: int
     note: Callable[[str], None]
     store: Store | None = None
+
+
+def repeat(work: Callable[[], object], seconds: float) -> tuple[int, float]:
+    """Does something again and again for a time.
+
+    Args:
+        work: What is done.
+        seconds: For how long.
+
+    Returns:
+        How often it was done, and how many seconds that took.
+
+    Example:
+        >>> repeat(print, 0.0)[0]
+        0
+    """
+    num, begin_s = 0, time.monotonic()
+    while (took_s := time.monotonic() - begin_s) < seconds:
+        work()
+        num += 1
+    return num, took_s

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 import tempfile
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_health.diagnosis._output_tail import read_end
 from drivetrain_health.failures import ErrorRecord
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def read_error_record(path: str | Path) -> ErrorRecord | None:
     Args:
         path: The file.
     """
-    data = _read(path)
+    data, start = read_end(path, _MOST_BYTES)
+    if start:
+        return None  # it is too large
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -136,23 +138,6 @@ def _checked(name: Any, message: Any, where: Any) -> ErrorRecord | None:
         _ends_of(message, _MOST_MESSAGE),
         _ends_of(where, _MOST_TRACEBACK) if isinstance(where, str) else "",
     )
-
-
-def _read(path: str | Path) -> bytes:
-    """Returns what a file holds; nothing if it is not one, or too large."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return b""
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-            return b""
-        return os.read(descriptor, _MOST_BYTES)
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
 
 
 def _ends_of(text: str, most: int) -> str:

@@ -28,26 +28,38 @@ def read_output_tail(path: str | Path, *, max_bytes: int = 1 << 16) -> str:
         ...     read_output_tail(file.name, max_bytes=15)
         'second\nthird'
     """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError):
-        return ""
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            return ""
-        start = max(0, found.st_size - max_bytes)
-        data = os.pread(descriptor, max_bytes, start)
-    except OSError:
-        return ""
-    finally:
-        os.close(descriptor)
+    data, start = read_end(path, max_bytes)
     text = _decoded(data, start)
     if start:
         # It begins within a line, unless that is all there is.
         _, newline, rest = text.partition("\n")
         return rest if newline and rest else text
     return text
+
+
+def read_end(path: str | Path, max_bytes: int) -> tuple[bytes, int]:
+    """Returns the end of a file, and where in it that begins; nothing if it is no file.
+
+    It waits for nobody: a pipe, or a device, is no file.
+
+    Args:
+        path: Of the file.
+        max_bytes: How long the end is at most.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return b"", 0
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return b"", 0
+        start = max(0, found.st_size - max_bytes)
+        return os.pread(descriptor, max_bytes, start), start
+    except OSError:
+        return b"", 0
+    finally:
+        os.close(descriptor)
 
 
 def _decoded(data: bytes, start: int) -> str:

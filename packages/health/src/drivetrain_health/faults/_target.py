@@ -248,9 +248,9 @@ def _fields(place: str) -> list[str]:
 
 def _has_ended(target: Any) -> bool:
     """Asks the object that stands for a process whether it has ended."""
-    for name, says_ended in (("is_running", False), ("is_alive", False)):
+    for name in ("is_running", "is_alive"):
         ask = getattr(target, name, None)
         if ask is not None:
-            return bool(ask()) is says_ended
+            return not ask()
     poll = getattr(target, "poll", None)
     return poll is not None and poll() is not None

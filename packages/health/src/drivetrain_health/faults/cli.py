@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import sys
 import threading
 import time
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.commands import CommandParser, integer, number, run_command
+from drivetrain_core.commands import integer, number
 from drivetrain_health.faults._chaos import KINDS, Chaos
 from drivetrain_health.faults._chaos_plan import ChaosSpec
 from drivetrain_health.faults._kill import kill
@@ -84,25 +83,6 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     chaos.add_argument("--json", action="store_true", help="print JSON")
     _add_length(chaos)
     chaos.set_defaults(run=_chaos)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status.
-
-    Args:
-        argv: The arguments; None for those of the process.
-
-    Example:
-        >>> main(["kill", "1"])
-        1
-    """
-    parser = CommandParser(
-        prog="drivetrain-health faults",
-        description="Make faults, to see what survives them.",
-    )
-    populate_parser(parser)
-    args = parser.parse_args(argv)
-    return run_command("drivetrain-health faults", args.run, args)
 
 
 def _add_length(parser: argparse.ArgumentParser) -> None:
@@ -221,7 +201,3 @@ def _show(log: Sequence[Happening], shown: int, arguments: argparse.Namespace) -
             flush=True,
         )
     return len(log)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
