@@ -42,12 +42,12 @@ def link_with(monkeypatch):
 def test_device_link_gives_memory_back(link_with, way):
     device = Device()
     link = link_with(device)
-    assert link.is_registered
+    assert link._release.alive
     assert device.registered == [ARENA.address]
     if way == "close":
         link.close()
         link.close()
-        assert not link.is_registered
+        assert not link._release.alive
     else:
         del link
         gc.collect()
@@ -56,7 +56,7 @@ def test_device_link_gives_memory_back(link_with, way):
 
 def test_device_link_that_is_refused_says_why(link_with, caplog):
     link = link_with(Device(refusal="error 712"))
-    assert not link.is_registered
+    assert link._release is None
     assert "not page-locked (error 712)" in caplog.text
     link.close()
 

@@ -70,7 +70,7 @@ def test_memory_is_registered_once(tmp_path):
     state = make()
     checkpointer.save(1, state).wait(60)
     link = checkpointer._memory._link
-    assert link.is_registered
+    assert link._release.alive
     checkpointer.save(2, state).wait(60)
     assert checkpointer._memory._link is link
     checkpointer.stop_daemon()
@@ -92,7 +92,7 @@ def test_memory_is_given_back_where_a_checkpointer_is_dropped(tmp_path):
         checkpointer = Checkpointer(tmp_path / name, job=name)
         checkpointer.save(1, make(), persist=False)
         link = checkpointer._memory._link
-        assert link.is_registered
+        assert link._release.alive
         address, size = link._owner.address, link._owner.size_bytes
         del checkpointer, link
         gc.collect()

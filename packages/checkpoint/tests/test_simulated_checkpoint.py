@@ -71,7 +71,7 @@ def test_state_comes_back(checkpointer):
     state = make()
     before = values(state)
     checkpointer.save(1, state).wait(60)
-    assert checkpointer._memory._link.is_registered
+    assert checkpointer._memory._link._release.alive
     assert same(restored(checkpointer), before)
 
 

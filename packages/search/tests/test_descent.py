@@ -50,7 +50,7 @@ ALL = [
 def replay(speed, seed=None, skip=lambda _: None, limit=10_000):
     """Runs the descent on a table; returns the winner and what was tried."""
     seeds = [seed] if seed is not None else []
-    walk = descend(SPACE, (), speed(()), seeds, skip)
+    walk = descend(SPACE, (), speed(()), seeds, skip, Purse(math.inf))
     tried, skipped, answer = [()], [], None
     try:
         while len(tried) < limit:

@@ -86,7 +86,7 @@ def descend(
     baseline_score: float,
     seeds: Sequence[Choices],
     skip: Callable[[Choices], Rejected | None],
-    cost: Cost | None = None,
+    cost: Cost,
 ) -> Generator[Choices | Skipped, Outcome | None, Choices]:
     """Yields plans to try, is sent their outcomes, and returns the best plan.
 
@@ -103,10 +103,9 @@ def descend(
         baseline_score: Its speed.
         seeds: Plans to start from when they are faster than the baseline.
         skip: Says why a plan needs no trial.
-        cost: What trials are expected to take, and the time for them; None where that
-            does not matter.
+        cost: What trials are expected to take, and the time for them.
     """
-    descent = _Descent(space, baseline, baseline_score, skip, cost or _NoCost())
+    descent = _Descent(space, baseline, baseline_score, skip, cost)
     yield from descent.ask(seed for seed in seeds)
     yield from descent.go_over_slots()
     yield from descent.try_known_pairs()
@@ -124,18 +123,6 @@ class Cost(Protocol):
     def affords(self, plan: Choices) -> bool:
         """Returns whether there is time for a plan's trial."""
         ...
-
-
-class _NoCost:
-    """All trials take as long, and there is time for all."""
-
-    def seconds(self, plan: Choices) -> float:
-        del plan
-        return 1.0
-
-    def affords(self, plan: Choices) -> bool:
-        del plan
-        return True
 
 
 class _Descent:
@@ -200,7 +187,7 @@ class _Descent:
         if not compiles:
             space = sorted(space, key=lambda entry: entry.slot is Slot.COMPILE)
         for entry in space:
-            rest = _without(self.best, entry.slot)
+            rest = _without_all(self.best, [entry.slot])
             answers = _answers(rest, entry)
             if (yield from self.ask(answers, monotone=entry.monotone)):
                 untried = {plan for plan in answers if plan not in self.scores}
@@ -338,10 +325,6 @@ def _with(plan: Choices, answers: Iterable[Choice | None]) -> Choices:
 
 def _without_all(plan: Choices, slots: Container[Slot]) -> Choices:
     return tuple(choice for choice in plan if find(choice.name).slot not in slots)
-
-
-def _without(plan: Choices, slot: Slot) -> Choices:
-    return tuple(choice for choice in plan if find(choice.name).slot is not slot)
 
 
 def _answers(rest: Choices, entry: SlotSpace) -> list[Choices]:

@@ -63,11 +63,6 @@ class DeviceLink:
         # A process that ends gives everything back, and the driver may be gone before.
         self._release.atexit = False
 
-    @property
-    def is_registered(self) -> bool:
-        """Whether copies run at full speed, beside other work."""
-        return self._release is not None and self._release.alive
-
     def begin(
         self, copies: Mapping[torch.device, Callable[[], None]]
     ) -> list[torch.Event]:

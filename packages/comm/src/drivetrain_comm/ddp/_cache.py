@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import os
-import tempfile
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from drivetrain_comm._version import __version__
 from drivetrain_comm.ddp._reduction_plan import ReductionPlan
 from drivetrain_comm.selection._choice import Choice
 from drivetrain_comm.selection._cost import Network
+from drivetrain_core.services import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -136,11 +136,8 @@ def save(name: str, found: Found, environment: Mapping[str, str] = os.environ) -
     fields = {"tactic": asdict(found.plan), "network": asdict(found.network)}
     try:
         # Without a home there is no such folder.
-        folder = _folder(environment)
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as part:
-            part.write(json.dumps(fields, indent=2))
-        Path(part.name).replace(folder / f"{name}.json")
+        file = _folder(environment) / f"{name}.json"
+        write_whole(file, json.dumps(fields, indent=2))
     except (OSError, RuntimeError) as error:
         logger.warning("%s is not kept for the next run: %s", name, error)
 

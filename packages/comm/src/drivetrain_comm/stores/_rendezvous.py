@@ -104,8 +104,8 @@ def _handle(
     url: str, timeout: timedelta = default_pg_timeout, **_: Any
 ) -> Iterator[tuple[RedisStore, int, int]]:
     given = parse_address(url).given
-    rank = _number(given, "rank", "RANK", os.environ)
-    world_size = _number(given, "world_size", "WORLD_SIZE", os.environ)
+    rank = _number(given, "rank", "RANK")
+    world_size = _number(given, "world_size", "WORLD_SIZE")
     if not 0 <= rank < world_size:
         message = f"rank {rank} of a world of {world_size}: it must be 0 to one less"
         raise DistributedError(message)
@@ -120,10 +120,8 @@ def _handle(
     raise DistributedError(message)
 
 
-def _number(
-    given: Mapping[str, str], name: str, variable: str, environment: Mapping[str, str]
-) -> int:
-    text = given.get(name) or environment.get(variable, "")
+def _number(given: Mapping[str, str], name: str, variable: str) -> int:
+    text = given.get(name) or os.environ.get(variable, "")
     try:
         return int(text)
     except ValueError as error:

@@ -221,7 +221,7 @@ def _num_prepared(loader: Any) -> int:
 
 @contextmanager
 def timed_passes(
-    accelerated: Accelerated, told: Callable[[float], None] | None = None
+    accelerated: Accelerated, told: Callable[[float], None]
 ) -> Iterator[list[float]]:
     """Times the passes over batches inside; yields the seconds of each so far.
 
@@ -238,8 +238,7 @@ def timed_passes(
         loss: torch.Tensor = accumulate(batch)
         wait()
         times.append(time.perf_counter() - start)
-        if told is not None:
-            told(times[-1])
+        told(times[-1])
         return loss
 
     step.accumulate = timed
