@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from drivetrain_core.cli import main
 from drivetrain_core.drawing.svg import Axis, clean
 from drivetrain_search import Report, TrialRecord, command
 from drivetrain_search.final import Comparison
+from drivetrain_search.prediction.memory_model import Forecast
 from drivetrain_search.report.html import render_page, require_writable_page
 
 EVIL = "</script></title><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&amp;"
@@ -91,7 +91,7 @@ def report():
             rejected=(Rejected(plan=EVIL, code=EVIL, because=EVIL, fix=EVIL),),
         ),
         comparison=Comparison(baseline=base, plan=fast, speedup=2.0, low=1.9, high=2.1),
-        forecasts={"t02": {"step_time_s": 0.5, EVIL: EVIL}, "t01": 0.4},
+        forecasts={"t02": Forecast(step_time_s=0.5, because=EVIL)},
     )
 
 
@@ -184,33 +184,23 @@ def test_page_of_a_search_in_which_all_failed():
     assert text.count("late") >= 2
 
 
-@dataclass(frozen=True)
-class Forecast:
-    peak_bytes: int
-    step_time_s: float | None
-
-
 @pytest.mark.parametrize(
-    "forecast",
+    ("forecast", "ratio"),
     [
-        Forecast(1 << 29, None),
-        {"peak_memory_bytes": 1 << 29},
-        0.25,
-        None,
-        "unknown",
-        {"step_time_s": 0},
-        [1],
-        Forecast,
+        (Forecast(peak_bytes=1 << 29), "2.00"),
+        (Forecast(step_time_s=0.25), "2.04"),
+        (Forecast(step_time_s=0.0), ""),
+        (Forecast(because="nobody knows"), ""),
     ],
-    ids=repr,
 )
-def test_forecast_of_any_kind_is_shown(report, forecast):
-    changed = dataclasses.replace(report, forecasts={"t01": forecast, "none": 1})
+def test_forecast_stands_beside_what_was_measured(report, forecast, ratio):
+    changed = dataclasses.replace(report, forecasts={"t01": forecast, "none": forecast})
     text = render_page(changed)
-    Page(text)
-    assert ("2.00</td>" in text) == isinstance(forecast, Forecast | dict) - (
-        forecast == {"step_time_s": 0}
-    )
+    shown = text[text.index("<h2>Forecasts</h2>") : text.index("<h2>Surroundings</h2>")]
+    found = re.findall(r'<td class="number">([^<]*)</td></tr>', shown)
+    assert "".join(found) == ratio
+    assert len(found) == len(dataclasses.fields(forecast))
+    assert forecast.because in shown
 
 
 @settings(deadline=None, max_examples=40)

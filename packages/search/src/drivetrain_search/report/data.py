@@ -26,8 +26,9 @@ class ReportData:
         stopped: Why it ended.
         plan: The plan that was made of it, with the reason for each slot.
         comparison: The final, won or lost; None when there was none.
-        forecasts: What was expected before a trial ran, by the trial's name: a mapping
-            or a dataclass of amounts such as `step_time_s` and `peak_memory_bytes`.
+        forecasts: What was expected before a trial ran, by the trial's name: a
+            dataclass of amounts, of which `step_time_s` and `peak_bytes` are set beside
+            what was measured.
     """
 
     trials: tuple[TrialRecord, ...]

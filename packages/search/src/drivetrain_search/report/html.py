@@ -10,9 +10,8 @@ import base64
 import dataclasses
 import hashlib
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_core.drawing.page_style import SCRIPT, STYLE
 from drivetrain_core.drawing.svg import clean
@@ -191,40 +190,20 @@ def _guard(report: ReportData) -> str:
 def _forecasts(report: ReportData) -> str:
     rows: list[Sequence[object]] = []
     for trial in report.trials:
-        for key, expected in _plain(report.forecasts.get(trial.name)).items():
-            measured = _measured(report, trial).get(key)
-            ratio = ""
-            if _is_number(expected) and _is_number(measured) and expected:
-                ratio = f"{measured / expected:.2f}"
+        if trial.name not in report.forecasts:
+            continue
+        forecast, run = report.forecasts[trial.name], trial.measurement
+        measured: dict[str, float] = {}
+        if run is not None:
+            measured["step_time_s"] = run.quiet_step_time_s
+            measured["peak_bytes"] = run.peak_memory_bytes
+        for key in (each.name for each in dataclasses.fields(forecast)):
+            expected, came = getattr(forecast, key), measured.get(key)
+            ratio = f"{came / expected:.2f}" if expected and came is not None else ""
             cells = (trial.name, describe(trial.choices), _words(key))
-            rows.append((*cells, _amount(expected), _amount(measured), ratio))
+            rows.append((*cells, _amount(expected), _amount(came), ratio))
     columns = ("trial", "plan", "of", "forecast", "measured", "measured / forecast")
     return _table(columns, rows, numbers=range(3, 6))
-
-
-def _measured(report: ReportData, trial: TrialRecord) -> dict[str, Any]:
-    """Returns what was measured, by all the names that a forecast may use."""
-    run = trial.measurement
-    if run is None:
-        return {}
-    return {
-        "step_time_s": run.quiet_step_time_s,
-        "peak_memory_bytes": run.peak_memory_bytes,
-        "memory_bytes": run.peak_memory_bytes,
-        "peak_bytes": run.peak_memory_bytes,
-        "speedup": report.speedup(trial),
-        "samples_per_s": run.samples_per_step / run.quiet_step_time_s,
-        "setup_s": run.setup_s,
-        "seconds": trial.seconds,
-    }
-
-
-def _plain(forecast: object) -> Mapping[str, Any]:
-    if forecast is None:
-        return {}
-    if dataclasses.is_dataclass(forecast) and not isinstance(forecast, type):
-        return {f.name: getattr(forecast, f.name) for f in dataclasses.fields(forecast)}
-    return forecast if isinstance(forecast, Mapping) else {"forecast": forecast}
 
 
 def _surroundings(report: ReportData) -> str:
@@ -288,10 +267,6 @@ def _nothing(sentence: str) -> str:
 
 def _words(key: object) -> str:
     return str(key).replace("_", " ")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _amount(value: object) -> str:
