@@ -20,7 +20,6 @@ from drivetrain_search.prediction.memory_model import (
     along_size,
     fits,
     predict_memory,
-    smallest,
 )
 
 STATES = States(
@@ -146,12 +145,6 @@ def test_fits_within_bounds(peak, uncertainty, answer):
 
 def test_fits_counts_the_process():
     assert fits(Forecast(peak_bytes=90), 100, overhead_bytes=30) is Fits.NO
-
-
-def test_smallest_and_excess_are_of_known_peaks():
-    plans = {"a": Forecast(peak_bytes=9), "b": Forecast(peak_bytes=7), "c": Forecast()}
-    assert smallest(plans) == ("b", 7)
-    assert smallest({"c": Forecast()}) is None
 
 
 def test_structure_comes_back_from_json():

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_cloud.kubernetes.api_client import ApiError
 from drivetrain_cloud.kubernetes.carry_out import Carrier, StrangerError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Item = dict[str, Any]
 _Key = tuple[str, str]
 
 

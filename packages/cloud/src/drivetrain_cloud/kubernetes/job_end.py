@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_cloud.kubernetes.job_spec import CleanPodPolicy
 from drivetrain_cloud.kubernetes.job_status import Verdict, count_failures
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.job_spec import JobSpec
     from drivetrain_cloud.kubernetes.observed import Observed
     from drivetrain_cloud.kubernetes.operator_actions import OperatorAction
-
-_Item = dict[str, Any]
 
 
 class CleanUp(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import socket
@@ -25,7 +24,6 @@ from drivetrain_elastic._observability._step_meter import Times
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
 
 _LAST_WORLD_S = 5.0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import threading
@@ -19,7 +18,6 @@ from drivetrain_health.failures import NicReading
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-logger = logging.getLogger(__name__)
 
 # InfiniBand counts its data in units of four bytes.
 _WORD_BYTES = 4

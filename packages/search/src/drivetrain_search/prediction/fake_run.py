@@ -44,14 +44,6 @@ _FEWEST_BLOCKS = 5
 _STATES = ("parameters", "buffers", "batch", "optimizer")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Counted:
-    """A run: the peak of each phase, and the work by section."""
-
-    peaks: dict[str, dict[str, int]]
-    work: dict[str, Any]
-
-
 class FakeRuns:
     """The fake runs of one shipped program.
 
@@ -90,14 +82,7 @@ class FakeRuns:
         states, work, foreach = self._states[reduced]
         return {
             "states": dataclasses.asdict(states),
-            "passes": [
-                {
-                    "size": one.size,
-                    "phases": one.phases,
-                    "work": {k: dataclasses.asdict(v) for k, v in one.work.items()},
-                }
-                for one in passes
-            ],
+            "passes": [dataclasses.asdict(one) for one in passes],
             "optimizer_work": work,
             "batch": self._batch_bytes(whole),
             "exact": exact,
@@ -138,31 +123,25 @@ class FakeRuns:
     def _run(
         self, choices: Sequence[Choice], size: int, parts: int, depth: int | None
     ) -> Pass:
-        counted = self._count(choices, size, parts, depth)
-        phases = {
-            name: Peak(
-                moment.get(GRADIENTS, 0),
-                sum(v for k, v in moment.items() if k not in (*_STATES, GRADIENTS)),
-            )
-            for name, moment in counted.peaks.items()
-        }
-        work = {
-            key: {**ops, **{k: ops[k] / parts for k in ("flops", "bytes", "calls")}}
-            for key, ops in counted.work["passes"].items()
-        }
-        return Pass(size=size, phases=phases, work=work_from_dict(work))
-
-    def _count(
-        self, choices: Sequence[Choice], size: int, parts: int, depth: int | None
-    ) -> _Counted:
-        """Runs forward and backward twice and counts the second time."""
         # What is read before the tracker starts is not of the step: it is what a loader
         # reads from.
         with fake_mode():
             program, context, batch = self._read(size * parts)
             with Tracker(self._kernels) as tracker:
                 plan = _with_parts(choices, parts)
-                return _counted(tracker, program, plan, context, _own(batch), depth)
+                _count(tracker, program, plan, context, _own(batch), depth)
+        phases = {
+            name: Peak(
+                moment.get(GRADIENTS, 0),
+                sum(v for k, v in moment.items() if k not in (*_STATES, GRADIENTS)),
+            )
+            for name, moment in tracker.peaks.items()
+        }
+        work = {
+            key: {**ops, **{k: ops[k] / parts for k in ("flops", "bytes", "calls")}}
+            for key, ops in tracker.work["passes"].items()
+        }
+        return Pass(size=size, phases=phases, work=work_from_dict(work))
 
     def _count_states(self, choices: Sequence[Choice]) -> tuple[States, Any, bool]:
         """Steps the optimizer of the whole model twice, on gradients without values."""
@@ -188,17 +167,17 @@ class FakeRuns:
     def _batch_bytes(self, size: int) -> int:
         with fake_mode():
             batch = _resized(read_payload(self._payload).guard_batches[0], size)
-            return sum({_key(t): _size(t) for t in tensors_of(batch)}.values())
+            return sum({_key(t): t.nbytes for t in tensors_of(batch)}.values())
 
 
-def _counted(
+def _count(
     tracker: Tracker,
     program: Program,
     choices: Sequence[Choice],
     context: Context,
     batch: Any,
     depth: int | None,
-) -> _Counted:
+) -> None:
     """Runs forward and backward twice and counts the second time."""
     model = program.build_model()
     _truncate(model, depth)
@@ -225,7 +204,6 @@ def _counted(
         accelerated.optimizer.zero_grad(set_to_none=True)
     tracker.peaks.pop("between")
     accelerated.close()
-    return _Counted(tracker.peaks, tracker.work)
 
 
 def _counted_states(
@@ -258,10 +236,10 @@ def _counted_states(
         gradients=gradients,
         optimizer=tracker.live["optimizer"],
         buffers=tracker.live["buffers"],
-        stepped=sum(_size(p) for p in stepped if p.requires_grad),
+        stepped=sum(p.nbytes for p in stepped if p.requires_grad),
         temporaries=tracker.peaks["optimizer 1"].get(ACTIVATIONS, 0),
-        largest_gradient=max(_size(p) for p in trained),
-        block_parameters=sum(_size(p) for b in blocks for p in b.parameters()),
+        largest_gradient=max(p.nbytes for p in trained),
+        block_parameters=sum(p.nbytes for b in blocks for p in b.parameters()),
         num_blocks=len(blocks),
     )
     accelerated.close()
@@ -379,7 +357,3 @@ def _own(batch: Any) -> Any:
 
 def _key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

@@ -167,12 +167,8 @@ class Forecaster:
             likely = self._factor * found.likely_s + self._waiting_s
             # The wait for data may hide.
             best = self._factor * found.optimistic_s
-        return Forecast(
-            peak_bytes=memory.peak_bytes,
-            parts=memory.parts,
-            uncertainty=memory.uncertainty,
-            step_time_s=likely,
-            optimistic_step_time_s=best,
+        return dataclasses.replace(
+            memory, step_time_s=likely, optimistic_step_time_s=best
         )
 
     def _time(

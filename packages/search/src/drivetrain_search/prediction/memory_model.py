@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_search.prediction.time_model import Work, between, work_from_dict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-_Key = TypeVar("_Key")
 
 _EXTRAPOLATED = 0.03
 _EXACT = 0.01
@@ -146,21 +144,6 @@ class Layout:
     compiled: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryForecast:
-    """The predicted peak of one rank.
-
-    Args:
-        peak_bytes: All tensors at the highest moment.
-        parts: The same by kind.
-        uncertainty: How far off it may be, relative to the peak.
-    """
-
-    peak_bytes: int
-    parts: Mapping[str, int]
-    uncertainty: float
-
-
 def along_depth(low: Pass, high: Pass, depths: tuple[int, int], depth: int) -> Pass:
     """Returns a pass of a deeper model from those of two truncated ones.
 
@@ -205,7 +188,7 @@ def _mixed(one: Pass, other: Pass, share: float, size: int) -> Pass:
     return Pass(size=size, phases=phases, work=between(one.work, other.work, share))
 
 
-def predict_memory(structure: Structure, size: int, layout: Layout) -> MemoryForecast:
+def predict_memory(structure: Structure, size: int, layout: Layout) -> Forecast:
     """Returns the peak of a plan.
 
     Args:
@@ -222,7 +205,7 @@ def predict_memory(structure: Structure, size: int, layout: Layout) -> MemoryFor
     parts = max(moments, key=lambda kinds: sum(kinds.values()))
     parts["buffers_and_batch"] = states.buffers + structure.batch
     whole = {name: round(max(0.0, value)) for name, value in parts.items()}
-    return MemoryForecast(
+    return Forecast(
         peak_bytes=sum(whole.values()),
         parts=whole,
         uncertainty=_uncertainty(structure, layout),
@@ -338,14 +321,3 @@ def fits(forecast: Forecast, capacity_bytes: int, overhead_bytes: int = 0) -> Fi
     if high <= _SURELY_FITS * capacity_bytes:
         return Fits.YES
     return Fits.NO if low > _SURELY_NOT * capacity_bytes else Fits.UNCERTAIN
-
-
-def smallest(forecasts: Mapping[_Key, Forecast]) -> tuple[_Key, int] | None:
-    """Returns the plan of the lowest peak with that peak; None when none is known."""
-    known = [
-        (f.peak_bytes, k) for k, f in forecasts.items() if f.peak_bytes is not None
-    ]
-    if not known:
-        return None
-    peak, plan = min(known, key=lambda pair: pair[0])
-    return plan, peak
