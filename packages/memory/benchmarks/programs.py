@@ -153,16 +153,23 @@ def orders(quick):
 
 def sanitizers(quick):
     if quick:
-        return Row(figure="six programs compile for longer than that", holds=None)
+        return Row(figure="ten programs compile for longer than that", holds=None)
     operations = 100_000
     reports = []
+    programs = {
+        "check_races": ((), (operations, 5)),
+        "check_contents": ((), (operations, 5)),
+        "check_faults": ((), (operations, 5)),
+        "check_cases": (ON_STRICT_CUDA, ()),
+        "check_random": (ON_STRICT_CUDA, ("--operations", operations, "--seed", 5)),
+    }
     for kind in ("address,undefined", "thread"):
         flags = ("-O1", "-g", f"-fsanitize={kind}", "-fno-omit-frame-pointer")
-        for name in ("check_races", "check_contents", "check_faults"):
-            program = compiled(name, *flags)
+        for name, (more, arguments) in programs.items():
+            program = compiled(name, *flags, more=more)
             if program is None:
                 return without_compiler()
-            _, code, said = run(program, operations, 5)
+            _, code, said = run(program, *arguments)
             if code != 0 or "ERROR" in said or "WARNING" in said:
                 reports.append(f"{name} under {kind}: {said[:300]}")
     return Row(

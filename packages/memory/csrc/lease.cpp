@@ -30,12 +30,6 @@ constexpr int kSetPtracer = 0x59616D61;
                     "capability SYS_PTRACE, or kernel.yama.ptrace_scope=0)");
 }
 
-void close_all(const std::vector<int>& files) {
-  for (const int file : files) {
-    close(file);
-  }
-}
-
 // A lock that belongs to what was opened, and not to the process: it is there until the
 // last descriptor of it is closed.
 struct flock whole_file(short type) {
@@ -47,25 +41,22 @@ struct flock whole_file(short type) {
 
 }  // namespace
 
-FetchedFiles::FetchedFiles(pid_t pid, const std::vector<int>& files) {
-  const long process = syscall(kPidfdOpen, pid, 0);
-  if (process < 0) {
+OtherProcess::OtherProcess(pid_t pid)
+    : pid_(pid), handle_(static_cast<int>(syscall(kPidfdOpen, pid, 0))) {
+  if (handle_ < 0) {
     fail(pid, errno);
   }
-  for (const int file : files) {
-    const long got = syscall(kPidfdGetfd, process, file, 0);
-    if (got < 0) {
-      const int error = errno;
-      close(static_cast<int>(process));
-      close_all(files_);
-      fail(pid, error);
-    }
-    files_.push_back(static_cast<int>(got));
-  }
-  close(static_cast<int>(process));
 }
 
-FetchedFiles::~FetchedFiles() { close_all(files_); }
+OtherProcess::~OtherProcess() { close(handle_); }
+
+int OtherProcess::fetch(int file) const {
+  const auto got = static_cast<int>(syscall(kPidfdGetfd, handle_, file, 0));
+  if (got < 0) {
+    fail(pid_, errno);
+  }
+  return got;
+}
 
 Lease::Lease() : file_(memfd_create("drivetrain-memory", MFD_CLOEXEC)) {
   if (file_ < 0) {
@@ -87,11 +78,14 @@ bool Lease::in_use() const {
 }
 
 LeaseHold::LeaseHold(pid_t pid, int file) {
-  const FetchedFiles fetched(pid, {file});
-  const std::string again = "/proc/self/fd/" + std::to_string(fetched.files()[0]);
+  // Opened once more, since a lock belongs to what was opened.
+  const int fetched = OtherProcess(pid).fetch(file);
+  const std::string again = "/proc/self/fd/" + std::to_string(fetched);
   file_ = open(again.c_str(), O_RDWR | O_APPEND | O_CLOEXEC);
+  const int failed = errno;
+  close(fetched);
   if (file_ < 0) {
-    fail(pid, errno);
+    fail(pid, failed);
   }
   struct flock lock = whole_file(F_RDLCK);
   if (fcntl(file_, F_OFD_SETLK, &lock) != 0 || write(file_, "", 1) != 1) {

@@ -9,23 +9,26 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <vector>
 
 namespace drivetrain {
 
-// Descriptors of another process of this user, as this one's; closed with the object.
-class FetchedFiles {
+// Another process of this user.
+class OtherProcess {
  public:
-  // Throws MisuseError when that process is gone or out of reach.
-  FetchedFiles(pid_t pid, const std::vector<int>& files);
-  ~FetchedFiles();
-  FetchedFiles(const FetchedFiles&) = delete;
-  FetchedFiles& operator=(const FetchedFiles&) = delete;
+  // Throws MisuseError when it is gone.
+  explicit OtherProcess(pid_t pid);
+  ~OtherProcess();
+  OtherProcess(const OtherProcess&) = delete;
+  OtherProcess& operator=(const OtherProcess&) = delete;
 
-  const std::vector<int>& files() const { return files_; }
+  // Returns its descriptor as one of this process, which becomes the caller's.
+  //
+  // Throws MisuseError when it is out of reach.
+  int fetch(int file) const;
 
  private:
-  std::vector<int> files_;
+  pid_t pid_;
+  int handle_;
 };
 
 // The owner's side.

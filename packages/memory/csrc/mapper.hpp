@@ -54,6 +54,9 @@ class Mapper {
   // Throws DriverError when the device refuses to map; all is as before then.
   bool refill(const std::vector<Missing>& missing, Limits limits);
 
+  // Undoes mappings that nobody needs, until so many more may be made.
+  void make_mappable(std::size_t count);
+
  private:
   // A chunk of a free block that comes back to a page that still maps it.
   struct Return {
@@ -91,7 +94,6 @@ class Mapper {
                std::vector<ChunkId> chunks);
   // Nobody holds them any more.
   void put_back(Arena& arena, const std::vector<ChunkId>& chunks);
-  void make_mappable(std::size_t count);
 
   Driver& driver_;
   ChunkPool& pool_;

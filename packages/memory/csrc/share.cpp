@@ -1,5 +1,6 @@
 // Memory of an allocator that other processes have too.
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,23 @@
 #include "error.hpp"
 
 namespace drivetrain {
+
+namespace {
+
+// Left for what else a process opens.
+constexpr std::size_t kOthers = 512;
+
+// A large block has one for each chunk, which is more than is usual. The process's soft
+// limit rises, as far as the hard one allows; beyond it the driver refuses, in words.
+void allow_descriptors(std::size_t count) {
+  struct rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && count + kOthers > limit.rlim_cur) {
+    limit.rlim_cur = std::min<rlim_t>(2 * (count + kOthers), limit.rlim_max);
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
+}
+
+}  // namespace
 
 Allocator::Lent::~Lent() {
   for (const int file : chunks) {
@@ -29,15 +47,22 @@ Shared Allocator::share(Address at) {
   const Extent& extent = *block->extent;
   const std::uint32_t first = extent.page_of(block->at);
   if (lent_.count(block) == 0) {
+    std::size_t descriptors = ceil_div(block->size, chunk_) + 2;
+    for (const auto& [other, lent] : lent_) {
+      descriptors += lent.chunks.size() + 1;
+    }
+    allow_descriptors(descriptors);
     Lent& lent = lent_[block];
     try {
       for (std::uint32_t page = first; extent.address_of(page) < block->end(); ++page) {
         const Handle chunk = pool_[extent.pages[page].chunk].handle;
         lent.chunks.push_back(driver_.share(chunk));
       }
-    } catch (...) {
+    } catch (const DriverError& error) {
+      const std::size_t needed = lent.chunks.size();
       lent_.erase(block);
-      throw;
+      throw DriverError(std::string(error.what()) + "; " + std::to_string(needed) +
+                        " chunks have a file descriptor each by then, see ulimit -n");
     }
     block->share();
   }

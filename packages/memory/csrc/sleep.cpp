@@ -207,6 +207,7 @@ std::vector<Sleeper::GraphPage> Sleeper::graph_pages_of(
 }
 
 void Sleeper::map_again(const std::vector<GraphPage>& pages) {
+  mapper_.make_mappable(pages.size());
   for (const auto& [extent, page, holder] : pages) {
     const ChunkId id = holder.extent->pages[holder.page].chunk;
     if (extent->pages[page].chunk == id) {

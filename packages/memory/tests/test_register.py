@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import drivetrain_memory
-from drivetrain_core import Code, Numerics, Ok, Phase, Slot
+from drivetrain_core import Choice, Code, Numerics, Ok, Phase, Slot
 from drivetrain_memory import _enable
 from drivetrain_memory._register import VirtualMemoryOptimization
 from drivetrain_testing import check_optimization
@@ -57,6 +57,15 @@ def test_process_that_uses_cuda_already_is_refused(monkeypatch):
     assert "enable()" in refused.fix
     monkeypatch.setitem(_enable._state, "allocator", object())
     assert isinstance(optimization.check(Facts("cuda"), {}, []), Ok)
+
+
+def test_trees_of_graphs_are_excluded():
+    optimization = VirtualMemoryOptimization()
+    graphs = Choice("compile_select", {"choice": "cudagraphs"})
+    refused = optimization.check(Facts("cuda"), {}, [graphs])
+    assert refused.code == Code.CONFLICT
+    other = Choice("compile_select", {"choice": "max-autotune"})
+    assert isinstance(optimization.check(Facts("cuda"), {}, [other]), Ok)
 
 
 @pytest.mark.parametrize("before", [False, True])

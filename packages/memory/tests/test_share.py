@@ -4,7 +4,9 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import resource
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,52 @@ def test_refusal_in_the_middle_leaves_nothing_shared(allocator, strict):
     assert allocator.counters().active_bytes == 0
     allocator.trim()
     assert allocator.counters().reserved_bytes == 0
+
+
+@contextlib.contextmanager
+def few_descriptors():
+    """Lets the process open a few more files, until it raises its own limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 20, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_large_block_has_as_many_descriptors_as_it_needs(allocator):
+    at = allocator.allocate(40 * CHUNK)
+    with few_descriptors():
+        shared = allocator.share(at)
+    assert len(set(shared.chunks)) == 40
+    extension().take_once(os.getpid(), shared.lease)
+
+
+SHARES_TOO_MUCH = """
+import ctypes, resource, sys
+from drivetrain_memory import DeviceError
+from drivetrain_memory._native import NativeAllocator, cuda_driver
+
+library, chunk = sys.argv[1], 2**21
+ctypes.CDLL(library).strict_configure(2, ctypes.c_uint64(64 * chunk))
+allocator = NativeAllocator(cuda_driver(0, library=library), headroom=-1.0)
+at = allocator.allocate(60 * chunk)
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+try:
+    allocator.share(at)
+except DeviceError as error:
+    assert "a file descriptor each" in str(error), error
+else:
+    raise AssertionError
+allocator.free(at)
+assert allocator.counters().active_bytes == 0
+open("/dev/null").close()
+"""
+
+
+def test_too_few_descriptors_are_an_error_that_says_so(strict):
+    command = [sys.executable, "-c", SHARES_TOO_MUCH, strict]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_device_that_shares_nothing_says_so():

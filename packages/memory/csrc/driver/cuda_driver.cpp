@@ -1,5 +1,7 @@
 #include "cuda_driver.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "../error.hpp"
@@ -320,7 +322,8 @@ int CudaDriver::share(Handle chunk) {
   return file;
 }
 
-Address CudaDriver::open(const std::vector<int>& files) {
+Address CudaDriver::open(std::size_t count,
+                         const std::function<int(std::size_t)>& fetch) {
   if (api_.cuMemImportFromShareableHandle == nullptr) {
     throw DriverError("the CUDA driver opens no shared memory");
   }
@@ -334,20 +337,22 @@ Address CudaDriver::open(const std::vector<int>& files) {
   };
   Address at = 0;
   try {
-    for (const int file : files) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const int file = fetch(i);
       cuda::AllocationHandle chunk = 0;
-      api_.check(api_.cuMemImportFromShareableHandle(
-                     &chunk, reinterpret_cast<void*>(static_cast<std::intptr_t>(file)),
-                     cuda::kFileHandle),
-                 "cuMemImportFromShareableHandle");
+      const cuda::Result result = api_.cuMemImportFromShareableHandle(
+          &chunk, reinterpret_cast<void*>(static_cast<std::intptr_t>(file)),
+          cuda::kFileHandle);
+      ::close(file);
+      api_.check(result, "cuMemImportFromShareableHandle");
       chunks.push_back(chunk);
     }
-    at = reserve(files.size() * chunk_);
+    at = reserve(count * chunk_);
     map(at, chunks.data(), chunks.size());
   } catch (...) {
     release();
     if (at != 0) {
-      api_.cuMemAddressFree(at, files.size() * chunk_);
+      api_.cuMemAddressFree(at, count * chunk_);
     }
     throw;
   }

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <functional>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -48,9 +49,14 @@ class CudaDriver : public Driver {
   bool synchronize_all() override;
   void meet(Stream stream) override;
 
-  // Maps chunks that another process shares, one behind the other. The descriptors stay
-  // the caller's. Throws DriverError when the device refuses; all is as before then.
-  Address open(const std::vector<int>& files);
+  // Maps chunks that another process shares, one behind the other.
+  //
+  // Args:
+  //   fetch: Returns the descriptor of a chunk; it is closed here. What it throws is
+  //     passed on.
+  //
+  // Throws DriverError when the device refuses; all is as before then.
+  Address open(std::size_t count, const std::function<int(std::size_t)>& fetch);
   // The host waits until nothing is under way there; where the device does not let it,
   // as in a capture, it stays mapped.
   void close(Address at, std::size_t count);

@@ -9,8 +9,9 @@ SharedMemory::SharedMemory(CudaDriver& driver, pid_t pid, const Shared& shared)
       driver_(driver),
       count_(shared.chunks.size()),
       offset_(shared.offset) {
-  const FetchedFiles fetched(pid, shared.chunks);
-  at_ = driver.open(fetched.files());
+  const OtherProcess other(pid);
+  at_ =
+      driver.open(count_, [&](std::size_t i) { return other.fetch(shared.chunks[i]); });
 }
 
 SharedMemory::~SharedMemory() {

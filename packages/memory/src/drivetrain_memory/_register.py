@@ -50,13 +50,19 @@ class VirtualMemoryOptimization(BaseOptimization):
     def check(
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
-        """Rejects other devices, and a process that uses CUDA already."""
-        del config, plan
+        """Rejects other devices, trees of graphs, a process that uses CUDA already."""
+        del config
         if context.device.type != "cuda":
             return Reject(
                 Code.NEEDS_DEVICE,
                 f"the model trains on {context.device.name}",
                 "drop it",
+            )
+        if any(choice.config.get("choice") == "cudagraphs" for choice in plan):
+            return Reject(
+                Code.CONFLICT,
+                "trees of CUDA graphs ask PyTorch's own allocator for its state",
+                "compile without graphs, or drop it",
             )
         if _comes_too_late():
             return Reject(
