@@ -195,6 +195,7 @@ def test_list_shows_builtins_and_why_not(capsys):
     out = words(capsys.readouterr().out)
     assert "precision drivetrain-core" in out
     assert "no: " in out
+    assert "one of several values, the first is its default" in out
 
 
 def test_list_breaks_no_name(capsys, monkeypatch):
@@ -207,7 +208,8 @@ def test_list_json_has_every_builtin(capsys):
     assert main(["list", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["precision"]["slot"] == "precision"
-    assert "bf16_autocast" in rows["precision"]["options"]["dtype"]
+    assert rows["precision"]["options"]["dtype"][:2] == ["bf16_autocast", "fp32"]
+    assert rows["fsdp"]["options"] == {"zero": [3, 2], "shard_size": None}
     assert rows["precision"]["why_not"] == ""
     assert "rank" in rows["ddp"]["why_not"]
     assert rows["precision"]["tried"] == "by default"

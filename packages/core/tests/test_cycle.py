@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain_core import DataExhaustedError
-from drivetrain_core._data.cycle import cycle, first_batches, guard_batches
+from drivetrain_core._data.cycle import cycle, guard_batches
 
 
 class OneBatchOnce:
@@ -58,21 +58,15 @@ def test_cycle_of_a_generator_says_that_it_can_be_read_once():
         next(batches)
 
 
-@given(st.lists(st.integers(), min_size=1, max_size=5), st.integers(1, 9))
-def test_first_batches_repeats_when_there_are_too_few(items, number):
-    found = first_batches(items, number)
-    assert found == list(islice(cycle(items), number))
-
-
-def test_first_batches_reads_no_further_than_asked():
+def test_guard_batches_reads_no_further_than_asked():
     data = iter(range(5))
-    assert first_batches(data, 2) == [0, 1]
+    assert guard_batches(data, 2) == [0, 1]
     assert next(data) == 2
 
 
-def test_first_batches_of_nothing_is_an_error():
+def test_guard_batches_of_nothing_is_an_error():
     with pytest.raises(DataExhaustedError, match=r"\(list\) yields no batch"):
-        first_batches([], 3)
+        guard_batches([], 3)
 
 
 def test_guard_batches_are_few_where_each_takes_long(monkeypatch):

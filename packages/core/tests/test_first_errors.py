@@ -10,6 +10,7 @@ import pytest
 import torch
 from rehearsed_programs import layered, pairs, sgd, squared
 from torch import nn
+from torch.utils.data import DataLoader, Sampler
 
 from drivetrain_core import DrivetrainError, PlanError, ProgramError, accelerate
 from drivetrain_testing import run_ranks
@@ -26,6 +27,15 @@ def test_a_program_that_cannot_run_a_step_is_an_error_of_its_own():
         accelerate(layered(), sgd, pairs(), broken, strategy=PARTS)
     plan = accelerate(layered(), sgd, pairs(), broken, strategy=PARTS, check=False).plan
     assert plan.guard == {"checked": False}
+
+
+def test_an_error_that_only_speaks_of_memory_is_none_of_it():
+    def broken(output, batch):
+        message = "no memory bank"
+        raise KeyError(message)
+
+    with pytest.raises(ProgramError, match=r"as written.*no memory bank"):
+        accelerate(layered(), sgd, pairs(), broken, strategy=PARTS)
 
 
 def test_a_program_that_has_no_memory_as_written_may_be_there_to_be_divided(caplog):
@@ -195,7 +205,9 @@ def test_an_optimizer_in_the_backward_is_refused_for_what_it_does():
         return torch.optim.SGD(parameters, lr=0.0)
 
     model = stepped_in_backward()
-    with pytest.raises(PlanError, match=r"the parameters go|the loss differs"):
+    with pytest.raises(
+        PlanError, match=r"(the parameters go|the loss differs).*in the backward"
+    ):
         accelerate(model, nothing, pairs(), squared, strategy=PARTS)
     model = stepped_in_backward()
     accelerate(model, nothing, pairs(), squared, strategy=["activation_checkpoint"])
@@ -222,3 +234,91 @@ def test_a_factory_is_called_once_as_far_as_it_can_tell():
     squared(twin(batch[0]), batch).backward()
     found, plain = model[0][0].weight.grad, twin[0][0].weight.grad
     assert torch.allclose(found, 0.5 * plain)
+
+
+def test_a_global_number_that_a_factory_counts_is_put_back():
+    global calls
+    calls = 0
+    _, optimizer, _ = accelerate(layered(), counting, pairs(), squared, strategy=PARTS)
+    assert (optimizer.param_groups[0]["lr"], calls) == (0.1, 1)
+
+
+calls = 0
+
+
+def counting(parameters):
+    global calls
+    calls += 1
+    return torch.optim.SGD(parameters, lr=0.1 * calls)
+
+
+@pytest.mark.parametrize("strategy", [[], PARTS])
+def test_a_factory_that_counts_its_calls_elsewhere_is_refused(strategy):
+    class Factory:
+        calls = 0
+
+        def __call__(self, parameters):
+            type(self).calls += 1
+            return torch.optim.SGD(parameters, lr=0.1 * self.calls)
+
+    with pytest.raises(ProgramError, match=r"lr=0.1 when it is called first, and 0\."):
+        accelerate(layered(), Factory(), pairs(), squared, strategy=strategy)
+
+
+def penalized(strategy, of_parameters):
+    model = layered()
+
+    def forward(model, batch):
+        x = batch[0].clone().requires_grad_(True)
+        return model(x), x
+
+    def loss(output, batch):
+        value = squared(output[0], batch)
+        of = list(model.parameters()) if of_parameters else [output[1]]
+        slopes = torch.autograd.grad(value, of, create_graph=True)
+        return value + sum(slope.square().sum() for slope in slopes)
+
+    try:
+        accelerate(model, sgd, pairs(), loss, forward=forward, strategy=strategy)
+    except PlanError as error:
+        return str(error), {type(p).__name__ for p in model.parameters()}
+    return "", set()
+
+
+@pytest.mark.parametrize("of_parameters", [True, False])
+def test_fsdp_of_a_gradient_that_is_differentiated_again_is_refused(of_parameters):
+    for text, kinds in run_ranks(penalized, 2, ["fsdp"], of_parameters):
+        assert "differentiates a gradient again" in text
+        assert "use ddp" in text
+        assert kinds == {"Parameter"}
+
+
+def test_a_gradient_that_is_differentiated_again_passes_in_one_process():
+    assert penalized(["activation_checkpoint"], True) == ("", set())
+
+
+class Uneven(Sampler):
+    """Gives each rank its own samples, and the first one more."""
+
+    num_replicas = 2
+
+    def __iter__(self):
+        return iter(range(torch.distributed.get_rank(), 9, 2))
+
+    def __len__(self):
+        return 5 - torch.distributed.get_rank()
+
+
+def unevenly_shared():
+    data = DataLoader([(b[0][0], b[1][0]) for b in pairs(9)], 4, sampler=Uneven())
+    try:
+        accelerate(layered(), sgd, data, squared, strategy=["ddp"])
+    except DrivetrainError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_of_which_one_would_have_no_batch_at_the_end_are_refused():
+    for text in run_ranks(unevenly_shared, 2):
+        assert "same number of batches in an epoch" in text
+        assert "rank 0 has 2, rank 1 has 1" in text

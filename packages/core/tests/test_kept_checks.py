@@ -144,3 +144,25 @@ def test_a_check_that_fails_is_not_kept(tmp_path):
                 cache=tmp_path,
             )
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "register", ["register_hook", "register_post_accumulate_grad_hook"]
+)
+def test_a_hook_on_a_parameter_is_a_reason_to_check_again(tmp_path, register):
+    def check(hook=None):
+        model = layered()
+        if hook is not None:
+            getattr(model[0][0].weight, register)(hook)
+        strategy = [("micro_batch", 2)]
+        accelerate(model, sgd, pairs(), squared, strategy=strategy, cache=tmp_path)
+
+    def clip(given):
+        if register == "register_hook":
+            return given.clamp(-50.0, 50.0)
+        given.grad.clamp_(-50.0, 50.0)
+        return None
+
+    check()
+    with pytest.raises(PlanError, match="does not grow with the loss"):
+        check(clip)

@@ -12,7 +12,8 @@ from rehearsed_programs import layered, pairs, sgd, squared, summed
 from torch import nn
 from torch.nn import functional
 
-from drivetrain_core import PlanError, accelerate
+from drivetrain_core import Plan, PlanError, _accelerate, accelerate
+from drivetrain_core.extending import read_strategy
 from drivetrain_testing import RankError, run_ranks
 
 
@@ -355,7 +356,67 @@ def test_weights_that_begin_at_zero_hide_nothing():
         unregister("wrong")
 
 
+class Search:
+    """Finds one plan for any program."""
+
+    def __init__(self, choices):
+        self.plan = Plan(
+            choices=read_strategy(choices).choices, measured={"step_ms": 1.0}
+        )
+
+    def search(self, request):
+        return self.plan, None
+
+
+def found_by(monkeypatch, choices, loss, **options):
+    monkeypatch.setattr(_accelerate, "get_service", lambda _: Search(choices))
+    return accelerate(layered(), sgd, pairs(), loss, cache=False, **options)
+
+
+FOUND = ["activation_checkpoint", ("micro_batch", 2)]
+
+
+def test_what_a_search_found_is_dropped_where_it_trains_something_else(
+    monkeypatch, caplog
+):
+    with caplog.at_level(logging.WARNING):
+        plan = found_by(monkeypatch, FOUND, summed).plan
+    assert [c.name for c in plan.choices] == ["activation_checkpoint"]
+    assert "micro_batch(num=2) is dropped" in caplog.text
+    assert plan.rejected[0].code == "NUMERICS"
+    assert plan.measured == {}
+    plan = found_by(monkeypatch, FOUND, squared).plan
+    assert (len(plan.choices), plan.measured) == (2, {"step_ms": 1.0})
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"require": ["micro_batch"]},
+        {"strategy": {"micro_batch": [2, 4]}},
+    ],
+)
+def test_what_a_search_was_told_to_hold_is_not_dropped(monkeypatch, asked):
+    with pytest.raises(PlanError, match="none of the program's"):
+        found_by(monkeypatch, FOUND, summed, **asked)
+    assert found_by(monkeypatch, FOUND, summed, check=False, **asked).plan.choices
+
+
 # Several ranks.
+
+
+def searched_for_several(loss):
+    _accelerate.get_service = None  # No search begins.
+    try:
+        accelerate(layered(), sgd, pairs(), loss, cache=False)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_a_program_that_ranks_would_train_otherwise_is_refused_before_a_search():
+    for text in run_ranks(searched_for_several, 2, summed):
+        assert "every gradient is" in text
 
 
 class Encoding(nn.Module):

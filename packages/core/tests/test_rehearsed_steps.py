@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from rehearsed_programs import layered, pairs, sgd, squared
@@ -21,6 +23,11 @@ def by_norm(gradient):
 
 def in_place(gradient):
     gradient.clamp_(-50.0, 50.0)
+
+
+def guarded(gradient):
+    assert float(gradient.abs().max()) < 1e4
+    return gradient.clamp(-50.0, 50.0)
 
 
 def scaled(gradient):
@@ -46,7 +53,7 @@ def applied(hook, item):
     return ""
 
 
-@pytest.mark.parametrize("hook", [by_value, by_norm, in_place])
+@pytest.mark.parametrize("hook", [by_value, by_norm, in_place, guarded])
 def test_a_hook_that_clips_later_is_refused_where_it_would_clip_each_part(hook):
     text = applied(hook, ("micro_batch", 2))
     assert "0.0.weight does not grow with the loss" in text
@@ -102,6 +109,117 @@ def test_a_teacher_that_each_part_would_move_is_refused(holds_buffers):
     ):
         accelerate(model, sgd, pairs(), squared, strategy=[("micro_batch", 2)])
     accelerate(model, sgd, pairs(), squared, strategy=["precision"])
+
+
+class Followed:
+    """A loss that moves a teacher which no module registers."""
+
+    def __init__(self, model):
+        self.model, self.teachers = model, [copy.deepcopy(model)]
+
+    def __call__(self, output, batch):
+        (teacher,) = self.teachers
+        with torch.no_grad():
+            pairs = zip(teacher.parameters(), self.model.parameters(), strict=True)
+            for mean, weight in pairs:
+                mean.lerp_(weight, 0.001)
+            target = teacher(batch[0])
+        return squared(output, batch) + 0.1 * (output - target).square().mean()
+
+
+class Annealed:
+    """A loss that grows by a hundred-thousandth with each call."""
+
+    def __init__(self, model):
+        self.calls, self.last, self.size = 0, 0.0, 0
+
+    def __call__(self, output, batch):
+        self.calls += 1
+        loss = squared(output, batch) * (1.0 + 1e-5 * self.calls)
+        self.last, self.size = float(loss), len(output)
+        return loss
+
+
+def annealed_cell(model):
+    calls = 0
+
+    def loss(output, batch):
+        nonlocal calls
+        calls += 1
+        return squared(output, batch) * (1.0 + 1e-5 * calls)
+
+    return loss
+
+
+def annealed_list(model):
+    counted = [0]
+
+    def loss(output, batch):
+        counted[0] += 1
+        return squared(output, batch) * (1.0 + 1e-5 * counted[0])
+
+    return loss
+
+
+temperature = 1.0
+
+
+def annealed_global(model):
+    def loss(output, batch):
+        global temperature
+        temperature *= 0.999
+        return squared(output, batch) / (1.0 + 1e-3 * temperature)
+
+    return loss
+
+
+HIDDEN = {
+    Followed: "a tensor of shape",
+    Annealed: "calls changes",
+    annealed_cell: "calls changes",
+    annealed_list: "0 changes",
+    annealed_global: "temperature changes",
+}
+
+
+def of_hidden(make, item):
+    model = layered()
+    try:
+        accelerate(model, sgd, pairs(), make(model), strategy=[item], cache=False)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("make", HIDDEN)
+def test_what_a_loss_counts_or_averages_for_each_part_is_refused(make):
+    text = of_hidden(make, ("micro_batch", 2))
+    assert HIDDEN[make] in text
+    assert "otherwise" in text
+    assert "once" in text or "hook of the optimizer's step" in text
+    assert temperature == 1.0
+
+
+@pytest.mark.parametrize("make", HIDDEN)
+def test_what_a_loss_counts_or_averages_passes_where_it_is_called_as_often(make):
+    assert of_hidden(make, "activation_checkpoint") == ""
+
+
+def test_each_rank_moves_its_own_teacher_as_the_program_does():
+    assert run_ranks(of_hidden, 2, Followed, "ddp") == ["", ""]
+
+
+def test_what_a_loss_only_notes_is_no_reason():
+    class Noting:
+        def __init__(self):
+            self.size, self.flags = 8, torch.zeros(3, dtype=torch.bool)
+
+        def __call__(self, output, batch):
+            self.size = len(output)
+            self.flags[0] = True
+            return squared(output, batch)
+
+    accelerate(layered(), sgd, pairs(), Noting(), strategy=[("micro_batch", 2)])
 
 
 class Warm(nn.Module):

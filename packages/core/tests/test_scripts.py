@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from drivetrain_core import PlanError, ProgramError
-from drivetrain_core.scripts import build_script, rows_of_batch
+from drivetrain_core.scripts import build_script, split_batch
 
 SCRIPT = """
 import pathlib, sys, torch
@@ -43,7 +43,7 @@ def test_script_is_run_up_to_accelerate_and_no_further(script, tmp_path):
 def test_loss_of_parts_adds_up_to_that_of_the_step(script):
     accelerated = build_script(script, ["0.25"], [])
     batch = next(iter(accelerated.loader))
-    parts = [rows_of_batch(batch, *rows) for rows in ((0, 2), (2, 6))]
+    parts = split_batch(batch, (2, 4))
     whole = accelerated.loss_of(batch)
     weighted = zip(parts, (1 / 3, 2 / 3), strict=True)
     torch.testing.assert_close(
@@ -67,9 +67,3 @@ def test_script_that_never_calls_accelerate_is_refused(tmp_path):
         ProgramError, match="was not run: neither it nor what it imports"
     ):
         build_script(str(path), [], [])
-
-
-@pytest.mark.parametrize("rows", [(0, 0), (-1, 2), (2, 1), (3, 5)])
-def test_rows_that_a_batch_has_not_are_refused(rows):
-    with pytest.raises(ProgramError, match="a batch of 4 samples has no rows"):
-        rows_of_batch(torch.zeros(4, 2), *rows)

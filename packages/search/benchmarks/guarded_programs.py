@@ -7,6 +7,7 @@ layer, clipping, a schedule, a shuffled loader.
 from __future__ import annotations
 
 import dataclasses
+from itertools import islice
 
 import torch
 from torch import nn
@@ -20,7 +21,7 @@ from drivetrain_core._compose import (
     read_strategy,
     require_usable,
 )
-from drivetrain_core._data.cycle import cycle, first_batches
+from drivetrain_core._data.cycle import cycle
 from drivetrain_core._data.loader import undisturbed
 from drivetrain_core._optimizer.source import OptimizerSource
 from drivetrain_core._plan import Plan
@@ -224,7 +225,7 @@ def payload_of(program, optimizations=()):
     source = OptimizerSource.of(program.optimizer, model)
     with undisturbed(program.data):
         torch.manual_seed(5)
-        batches = first_batches(program.data, 10)
+        batches = list(islice(cycle(program.data), 10))
     cpu = torch.device("cpu")
     context = make_context(cpu, model, batches[0], source, program.data, owns_step=True)
     return Payload(

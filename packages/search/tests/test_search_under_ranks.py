@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain_core import accelerate
+from drivetrain_core import PlanError, accelerate
 from drivetrain_testing import run_ranks
 from drivetrain_testing.programs import Blocks, loader
 
@@ -78,3 +78,27 @@ def test_search_allows_unused_parameters_when_ddp_asks_for_it():
     assert plan == other
     assert "find_unused_parameters=True" in plan
     assert codes == ["", "ERROR"]
+
+
+def clipped():
+    torch.manual_seed(0)
+    model = Blocks()
+    next(model.parameters()).register_hook(lambda gradient: gradient.clamp(-50.0, 50.0))
+    try:
+        accelerate(
+            model,
+            lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+            loader("loader"),
+            lambda output, batch: nn.functional.mse_loss(output, batch[1]),
+            budget={"seconds": 60, "trials": 2},
+            cache=False,
+            progress=False,
+        )
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+def test_a_hook_that_would_clip_each_ranks_gradient_is_refused_before_a_search():
+    for text in run_ranks(clipped, 2):
+        assert "does not grow with the loss" in text

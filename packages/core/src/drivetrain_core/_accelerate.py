@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain_core._arguments import check_arguments, check_limits, read_device
 from drivetrain_core._build import build
@@ -20,7 +20,7 @@ from drivetrain_core._compose import (
     read_strategy,
     require_usable,
 )
-from drivetrain_core._data.cycle import first_batches, guard_batches
+from drivetrain_core._data.cycle import guard_batches
 from drivetrain_core._data.loader import undisturbed
 from drivetrain_core._data.random_stream import put_random_states, random_states
 from drivetrain_core._errors import Code, PlanError, PluginError, ProgramError
@@ -55,6 +55,8 @@ from drivetrain_core.services.cluster_spec import ClusterSpec
 from drivetrain_core.services.plan_search import SearchRequest
 
 if TYPE_CHECKING:
+    import os
+
     import torch
 
     from drivetrain_core._accelerated import Accelerated
@@ -67,6 +69,11 @@ if TYPE_CHECKING:
     )
 
 logger = logging.getLogger(__name__)
+
+_BATCHES = (
+    "number of batches in an epoch, since a step waits for all (let the sampler pad or cut "
+    "their parts, as DistributedSampler does)"
+)
 
 
 def accelerate(
@@ -148,10 +155,11 @@ def accelerate(
             be done.
         on_error: `raise`, or `fallback`: drop an item of a given strategy that cannot
             be used, with a warning, and record it in the plan.
-        check: Whether a plan that is given is rehearsed before it is applied: two steps of
-            it and of the program as written, on a few samples of the first batch, must
-            have the same losses, gradients, updates and buffers, within what the plan
-            declares. What was seen stands in the plan as `guard`, with
+        check: Whether a plan that is given or found is rehearsed before it is applied: two
+            steps of it and of the program as written, on a few samples of the first batch,
+            must have the same losses, gradients, updates and buffers, within what the plan
+            declares. Of one that a search has found, items that are refused are dropped
+            with a warning, but for what was required. What was seen stands in the plan as `guard`, with
             `{"checked": False}` where nothing was looked at.
         cluster: A description of the cluster, or its path; it must fit the ranks that
             were launched.
@@ -194,26 +202,11 @@ def accelerate(
         >>> print(accelerated.plan)
         micro_batch(num=2)
     """
+    check_arguments(**locals())
     override = current_overrides()
     strategy = override.strategy_for(strategy)
     budget = override.budget if override.budget is not None else budget
     plan_out = override.plan_out if override.plan_out is not None else plan_out
-    check_arguments(
-        on_error=on_error,
-        ship=ship,
-        scheduler=scheduler,
-        loss=loss,
-        forward=forward,
-        allow=allow,
-        deny=deny,
-        require=require,
-        max_grad_norm=max_grad_norm,
-        seed=seed,
-        cache=cache,
-        progress=progress,
-        data=data,
-        weights=weights,
-    )
     call = begin_call()
     limits = Budget.of(budget)
     if plan_out is not None:
@@ -251,6 +244,20 @@ def accelerate(
         "read",
     )
     require_same(context.model.fingerprint, world, "model (by its structure)")
+    if context.loop.loader == "sharded":
+        require_same(str(length_hint(program.data, -1)), world, _BATCHES)
+    root = cache_folder() if cache is True else Path(cache or ".")
+    folder = None if cache is False else root / "checked"
+    checks = check if override.replay is None else None
+    rehearsal = Rehearsal(program, module, source, context, target, batches[0], folder)
+    if searches and checks and world.size > 1 and target.type == "cpu":
+        # What ranks make of the program is told before a search, where that takes no
+        # memory from the trials; what ddp needs for unused parameters, the search finds.
+        try:
+            rehearsal.check(Plan(choices=complete((), context)), None)
+        except PlanError as error:
+            if "find_unused_parameters" not in error.because + error.fix:
+                raise
     report: SearchReport | None = None
 
     def find_plan() -> Plan:
@@ -294,17 +301,14 @@ def accelerate(
         return chosen
 
     plan = decide(find_plan, world, limits.seconds)
-    read = _Read(program, module, source, context, batches)
-    checks = None if searches or override.replay is not None else check
-    folder = cache_folder() / "checked" if cache is True else None
-    if isinstance(cache, str | os.PathLike):
-        folder = Path(cache) / "checked"
+    # What a search has chosen is a proposal, if nothing was asked for.
+    may_drop = on_error == "fallback" or (searches and not (open_ends or require))
     while True:
         try:
-            plan, accelerated = _applied(read, plan, target, folder, checks=checks)
+            plan, accelerated = _applied(rehearsal, plan, checks=checks)
             break
         except PlanError as error:
-            if on_error == "raise" or searches:
+            if not may_drop:
                 raise
             plan = _without(plan, error, context)
     if plan_out is not None and world.rank == 0:
@@ -321,16 +325,6 @@ def accelerate(
     return accelerated
 
 
-class _Read(NamedTuple):
-    """What there is before a plan."""
-
-    program: Program
-    module: torch.nn.Module
-    source: OptimizerSource
-    context: Context
-    batches: list[Any]
-
-
 def _read(
     program: Program,
     target: torch.device,
@@ -338,7 +332,7 @@ def _read(
     *,
     owns_step: bool,
     searches: bool,
-) -> _Read:
+) -> tuple[Program, torch.nn.Module, OptimizerSource, Context, list[Any]]:
     """Looks at the data, builds the model, and learns the facts."""
     data, batches = _peek(program.data, searches=searches)
     program = dataclasses.replace(program, data=data)
@@ -379,43 +373,34 @@ def _read(
         target, module, batches[0], source, data, owns_step=owns_step
     )
     _require_cluster(cluster, context)
-    return _Read(program, module, source, context, batches)
+    return program, module, source, context, batches
 
 
 def _applied(
-    read: _Read,
-    plan: Plan,
-    target: torch.device,
-    folder: Path | None,
-    *,
-    checks: bool | None,
+    rehearsal: Rehearsal, plan: Plan, *, checks: bool | None
 ) -> tuple[Plan, Accelerated]:
     """Returns the program with a plan applied, and the plan with what its check saw.
 
     Args:
-        read: What there is before a plan.
+        rehearsal: Checks it; it has the program.
         plan: The plan.
-        target: Where to train.
-        folder: Where checks are kept; nowhere when None.
         checks: Whether to check it; None where it was checked, and `guard` stands.
 
     Raises:
         PlanError: It cannot be, or a step of it is not the program's. The model is as it
             was, but for its device.
     """
-    program, module, source, context, batches = read
+    program, module, source = rehearsal.program, rehearsal.module, rehearsal.source
+    context, target = rehearsal.context, rehearsal.device
     world = context.world
     # Every rank checks on its own facts before any rank changes its model.
     agree(lambda: require_usable(plan.choices, context), world, "check")
-    layout = agreed_layout(program, module, batches[0], plan.choices, world)
+    layout = agreed_layout(program, module, rehearsal.batch, plan.choices, world)
     snapshot = ModelSnapshot(agree(lambda: move_to(module, target), world, "move"))
     try:
         if checks is not None and needs_rehearsal(plan, context):
             seen: Mapping[str, Any] = UNCHECKED
             if checks and program.weights == "build" and not source.needs_closure:
-                rehearsal = Rehearsal(
-                    program, module, source, context, target, batches[0], folder
-                )
                 seen = rehearsal.check(plan, layout)
             plan = dataclasses.replace(plan, guard=plan.guard or seen)
         return plan, build(program, module, source, plan, context, target, layout)
@@ -447,7 +432,7 @@ def _peek(data: object, *, searches: bool) -> tuple[Iterable[Any], list[Any]]:
         if hasattr(data, "__getitem__"):
             message += "; put it in a torch.utils.data.DataLoader, with a batch_size"
         raise ProgramError(message)
-    look = guard_batches if searches else partial(first_batches, number=1)
+    look = guard_batches if searches else partial(guard_batches, most=1)
     if isinstance(data, Iterator):
         seen = look(data)
         return _Replayed(seen, data), seen
@@ -488,10 +473,7 @@ def _completed(plan: Plan, context: Context, on_error: str) -> Plan:
     )
     while on_error == "fallback" and (found := problems(plan.choices, context)):
         choice, reject = found[0]
-        error = PlanError(
-            reject.code, choice.name, because=reject.because, fix=reject.fix
-        )
-        plan = _without(plan, error, context)
+        plan = _without(plan, reject.error(choice.name), context)
     return plan
 
 
@@ -511,7 +493,7 @@ def _without(plan: Plan, error: PlanError, context: Context) -> Plan:
         plan=str(dropped[0]), code=error.code, because=error.because, fix=error.fix
     )
     return dataclasses.replace(
-        plan, choices=kept, guard={}, rejected=(*plan.rejected, rejected)
+        plan, choices=kept, guard={}, measured={}, rejected=(*plan.rejected, rejected)
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -98,8 +99,9 @@ def _require_no_pair(entries: Sequence[object]) -> None:
     if len(entries) != 2 or not isinstance(entries[0], str):
         return
     name, value = entries
-    if isinstance(value, str) and _is_known(value):
-        return
+    with suppress(PlanError, PluginError):
+        if isinstance(value, str) and find(value) is not None:
+            return
     try:
         find(name).normalize(value)  # type: ignore[arg-type]
     except (PlanError, PluginError):
@@ -110,14 +112,6 @@ def _require_no_pair(entries: Sequence[object]) -> None:
         because=f"it is one pair, {(name, value)!r}, and must be a list of names and pairs",
         fix=f"write [{(name, value)!r}]",
     )
-
-
-def _is_known(name: str) -> bool:
-    try:
-        find(name)
-    except (PlanError, PluginError):
-        return False
-    return True
 
 
 # Stands for the key of a bare value until the optimization's shorthand is known.

@@ -57,13 +57,6 @@ class Measurement:
         return ordered[(len(ordered) - 1) // 4]
 
     @property
-    def spread(self) -> float:
-        """The upper quartile of the steps over the lower one; 1.0 for equal steps."""
-        ordered = sorted(self.step_times_s)
-        last = len(ordered) - 1
-        return ordered[last - last // 4] / ordered[last // 4]
-
-    @property
     def samples_per_s(self) -> float:
         """Samples a second, from the median step."""
         return self.samples_per_step / self.step_time_s

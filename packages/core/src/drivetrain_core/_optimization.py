@@ -202,3 +202,15 @@ class BaseOptimization:
             because=f"its configuration must be {kinds}, got {config!r}",
             fix=f"the options are {', '.join(self.options)}" if self.options else "",
         )
+
+
+def whole_number(config: Config, option: str) -> int:
+    """Returns an option of a configuration that was checked to be a whole number.
+
+    Example:
+        >>> whole_number({"num": 2}, "num")
+        2
+    """
+    number = config[option]
+    assert isinstance(number, int)
+    return number

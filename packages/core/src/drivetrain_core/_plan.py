@@ -10,7 +10,7 @@ import errno
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     import os
 
 PLAN_VERSION = 1
-
-_KEYS = (
-    "drivetrain_plan",
-    "made",
-    "fingerprint",
-    "strategy",
-    "measured",
-    "guard",
-    "why",
-    "rejected",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,11 +193,8 @@ class Plan:
             with Path(path).open(encoding="utf-8") as file:
                 text = file.read(MOST_TEXT + 1)
         except (OSError, UnicodeDecodeError) as error:
-            raise PlanFormatError(
-                Code.FORMAT,
-                str(path),
-                because=f"the plan cannot be read: {reason_of(error)}",
-            ) from error
+            because = f"the plan cannot be read: {reason_of(error)}"
+            raise _broken(str(path), because) from error
         return cls.from_yaml(text, str(path))
 
     @classmethod
@@ -228,9 +214,10 @@ class Plan:
                 because=f"key 'drivetrain_plan' must be {PLAN_VERSION}, got {version!r}",
                 fix="search again, or use the version of drivetrain-core that wrote it",
             )
-        unknown = [str(key) for key in data if key not in _KEYS]
+        known = ["drivetrain_plan", "strategy", *(f.name for f in fields(cls)[1:])]
+        unknown = [str(key) for key in data if key not in known]
         if unknown:
-            raise _broken(source, f"unknown key {unknown[0]!r}; known: {list(_KEYS)}")
+            raise _broken(source, f"unknown key {unknown[0]!r}; known: {known}")
         if not isinstance(data.get("strategy"), list):
             raise _broken(source, "key 'strategy' must be a list of optimizations")
         return cls(
@@ -274,12 +261,7 @@ def _unwritable(target: Path, error: OSError, fix: str) -> PlanFormatError:
     if target.is_dir():
         because = "it is a directory"
         fix = f"name a file in it, such as {target / 'plan.yaml'}"
-    return PlanFormatError(
-        Code.FORMAT,
-        str(target),
-        because=f"the plan cannot be written: {because}",
-        fix=fix,
-    )
+    return _broken(str(target), f"the plan cannot be written: {because}", fix)
 
 
 def _broken(source: str, because: str, fix: str = "") -> PlanFormatError:

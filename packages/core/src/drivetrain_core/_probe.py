@@ -133,14 +133,11 @@ def probe_world() -> WorldFacts:
 
     Workers of an elastic job have none yet, and share the node all the same.
     """
+    size, rank = 1, 0
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        size = torch.distributed.get_world_size()
-        return WorldFacts(
-            size=size,
-            rank=torch.distributed.get_rank(),
-            local_size=int(os.environ.get("LOCAL_WORLD_SIZE", str(size))),
-        )
-    return WorldFacts(local_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        size, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", str(size)))
+    return WorldFacts(size=size, rank=rank, local_size=local_size)
 
 
 def make_context(

@@ -16,7 +16,6 @@ from drivetrain_core._errors import visible as visible
 from drivetrain_core._layout import agreed_layout as agreed_layout
 from drivetrain_core._model.blocks import NO_BLOCKS as NO_BLOCKS
 from drivetrain_core._model.blocks import block_run as block_run
-from drivetrain_core._model.blocks import blocks_between as blocks_between
 from drivetrain_core._model.blocks import find_blocks as find_blocks
 from drivetrain_core._model.blocks import repeated_blocks as repeated_blocks
 from drivetrain_core._model.compile_in_place import (

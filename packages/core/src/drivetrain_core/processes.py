@@ -6,7 +6,8 @@ import ctypes
 import os
 import signal
 import sys
-from pathlib import Path
+
+import psutil
 
 __all__ = [
     "ASK_WITHOUT_START",
@@ -36,15 +37,7 @@ def adopt_orphans() -> None:
 
 def children() -> set[int]:
     """Returns the processes whose parent is this one."""
-    found: set[int] = set()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text(errors="replace").rsplit(")", 1)[1].split()
-        except OSError:
-            continue  # it has ended
-        if int(fields[1]) == os.getpid():
-            found.add(int(path.parent.name))
-    return found
+    return {child.pid for child in psutil.Process().children()}
 
 
 def end_with_parent(parent: int | None = None) -> None:

@@ -70,7 +70,7 @@ def examine() -> list[Check]:
         Check("python", "ok", f"{platform.python_version()} at {sys.executable}"),
         _guarded("torch", _torch),
         _guarded("device", _device),
-        _guarded("packages", _packages),
+        _guarded("packages", lambda: ("ok", ", ".join(versions()))),
     ]
     checks += _plugins()
     checks += [
@@ -117,10 +117,6 @@ def _device() -> tuple[str, str]:
     memory = facts.memory_bytes / (1 << 30)
     text = f"{facts.name} ({facts.type}), {memory:.0f} GiB, {facts.num_cores} cores"
     return "ok", text
-
-
-def _packages() -> tuple[str, str]:
-    return "ok", ", ".join(versions())
 
 
 def _plugins() -> list[Check]:

@@ -63,7 +63,10 @@ def _row(name: str, optimization: Optimization, owner: str) -> dict[str, Any]:
         "slot": optimization.slot.value,
         "package": owner,
         "options": {
-            key: list(option.choices) or option.default
+            # Of several, the one that is used unasked stands first.
+            key: [option.default, *(c for c in option.choices if c != option.default)]
+            if option.choices
+            else option.default
             for key, option in options.items()
         },
         "numerics": optimization.numerics(defaults).name.lower(),
@@ -74,16 +77,9 @@ def _row(name: str, optimization: Optimization, owner: str) -> dict[str, Any]:
 
 
 def _broken_row(name: str, owner: str, why_not: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "slot": "",
-        "package": owner,
-        "options": {},
-        "numerics": "",
-        "summary": "",
-        "tried": "",
-        "why_not": why_not,
-    }
+    unknown = dict.fromkeys(("slot", "numerics", "summary", "tried"), "")
+    known = {"name": name, "package": owner, "options": {}, "why_not": why_not}
+    return unknown | known
 
 
 def _tried(optimization: Optimization) -> str:
@@ -115,7 +111,8 @@ def show_optimizations(
     rows: list[dict[str, Any]], console: Console | None = None
 ) -> None:
     """Prints the rows of `list_optimizations` as a table."""
-    table = Table(box=None, padding=(0, 1))
+    caption = "where an option takes one of several values, the first is its default"
+    table = Table(box=None, padding=(0, 1), caption=caption, caption_justify="left")
     for column in ("name", "package", "options", "here"):
         # A name is there to be copied.
         table.add_column(column, overflow="fold", no_wrap=column == "name")

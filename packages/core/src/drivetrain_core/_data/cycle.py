@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,35 +28,21 @@ def cycle(data: Iterable[Any]) -> Iterator[Any]:
         >>> list(islice(cycle([1, 2]), 5))
         [1, 2, 1, 2, 1]
     """
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         empty = True
         for batch in data:
             empty = False
             yield batch
         if empty:
             raise DataExhaustedError(_message(data, epoch))
-        epoch += 1
 
 
-def first_batches(data: Iterable[Any], number: int) -> list[Any]:
-    """Returns the first batches, repeated from the start when there are too few.
-
-    Raises:
-        DataExhaustedError: There is none.
-    """
-    found: list[Any] = []
-    for batch in data:
-        found.append(batch)
-        if len(found) == number:
-            return found
-    if not found:
-        raise DataExhaustedError(_message(data, 0))
-    return [found[index % len(found)] for index in range(number)]
-
-
-def guard_batches(data: Iterable[Any]) -> list[Any]:
+def guard_batches(data: Iterable[Any], most: int = _GUARD_BATCHES) -> list[Any]:
     """Returns the batches that trials are held to: 14, or fewer if large or slow to get.
+
+    Args:
+        data: Yields them.
+        most: How many to get at most; it is read no further.
 
     Raises:
         DataExhaustedError: There is none.
@@ -67,7 +54,7 @@ def guard_batches(data: Iterable[Any]) -> list[Any]:
         size += sum(t.numel() * t.element_size() for t in tensors_of(batch))
         costs = size > _GUARD_BYTES or time.monotonic() - begin > _GUARD_S
         enough = costs and len(found) >= _MIN_GUARD_BATCHES
-        if enough or len(found) == _GUARD_BATCHES:
+        if enough or len(found) == most:
             break
     if not found:
         raise DataExhaustedError(_message(data, 0))

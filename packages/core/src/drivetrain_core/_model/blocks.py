@@ -105,21 +105,3 @@ def called(block: nn.Module) -> list[nn.Module]:
     if getattr(block.forward, "__name__", "") != "_forward_unimplemented":
         return [block]
     return [part for child in block.children() for part in called(child)]
-
-
-def blocks_between(
-    model: nn.Module, container: str, before: int, after: int
-) -> list[nn.Module]:
-    """Returns the modules of a list without those that stand around its blocks.
-
-    Args:
-        model: The model.
-        container: The name of the list.
-        before: How many other modules stand before the blocks.
-        after: How many stand after them.
-
-    Raises:
-        AttributeError: The model has no such list.
-    """
-    modules = list(model.get_submodule(container).children())
-    return modules[before : len(modules) - after]

@@ -32,7 +32,8 @@ _LOOKED_INTO = {
     *(np.random.RandomState, np.random.Generator, np.ndarray),
 }
 # Tables and data sets that a loss holds are not copied, and no step writes them.
-_MOST_VALUES, _MOST_ITEMS = 2**24, 2**14
+_MOST_VALUES, _MOST_ITEMS, _MOST_NUMBERS = 2**24, 2**14, 2**8
+_NUMBERS = {int, float}
 
 
 class ModelSnapshot:
@@ -41,7 +42,7 @@ class ModelSnapshot:
     That is plain containers, what functions enclose and the global variables they use, modules,
     random generators, arrays, and objects of classes that are none of a library's. What lies
     in other objects and in classes is not looked into; nor is a global put back that a
-    function sets anew.
+    function sets anew, but a number.
 
     Args:
         model: The model.
@@ -64,9 +65,11 @@ class ModelSnapshot:
         self._classes = [(module, type(module)) for module in model.modules()]
         self._containers: list[tuple[Any, Any]] = []
         self._states: list[Callable[[], Any]] = []
+        self._numbers: list[tuple[Any, dict[str, float]]] = []
         # Those of scripted modules lie in no attribute.
         own = {id(t): t for t in chain(model.parameters(), model.buffers())}
         self._tensors: list[_Tensor] = []
+        self._others: list[_Tensor] = []
         seen, most = dict[int, Any](), _MOST_VALUES if values else 0
         pending: list[Any] = [*others, model, *own.values()]
         while pending:
@@ -77,12 +80,17 @@ class ModelSnapshot:
             if isinstance(value, torch.Tensor):
                 own_or_small = id(value) in own or value.numel() < most
                 if id(value) in own or _is_plain(value):
-                    self._tensors.append(_Tensor(value, values=values and own_or_small))
+                    kept = _Tensor(value, values=values and own_or_small)
+                    self._tensors.append(kept)
+                    if values and id(value) not in own:
+                        self._others.append(kept)
             elif type(value) in _CONTAINERS:
                 self._containers.append((value, copy.copy(value)))
             self._states += _putting_back(value, most)
+            if numbers := _numbers_in(value):
+                self._numbers.append((value, numbers))
             if isinstance(value, FunctionType):
-                pending += (*(value.__closure__ or ()), *used_globals(value))
+                pending += (*(value.__closure__ or ()), *used_globals(value).values())
             elif not isinstance(value, torch.Tensor):
                 pending += gc.get_referents(value)
             pending.append(getattr(value, "__dict__", None))
@@ -105,12 +113,36 @@ class ModelSnapshot:
         for state in self._states:
             state()
 
+    def ways(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns how far numbers and tensors have gone that the model does not own.
 
-def used_globals(function: FunctionType) -> list[Any]:
+        One snapshot gives the same ones each time, in the same order: what each is called,
+        and its way, without a dimension that of a number, and flat that of a tensor.
+        """
+        found = [tensor.way() for tensor in self._others]
+        for value, before in self._numbers:
+            ways = {n: _numbers_in(value).get(n, b) - b for n, b in before.items()}
+            found += [(n, torch.tensor(way).double()) for n, way in ways.items()]
+        return found
+
+
+def used_globals(function: FunctionType) -> dict[str, Any]:
     """Returns the global variables that a function, or one inside of it, uses."""
     code, known = function.__code__, function.__globals__
     parts = [part for part in (code, *code.co_consts) if isinstance(part, CodeType)]
-    return [known[n] for part in parts for n in part.co_names if n in known]
+    return {n: known[n] for part in parts for n in part.co_names if n in known}
+
+
+def _numbers_in(value: Any) -> dict[str, float]:
+    """Returns the numbers that lie in a function, a mapping or a short list, by name."""
+    named: dict[Any, Any] = {}
+    if isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        held = {n: c.cell_contents for n, c in cells if gc.get_referents(c)}
+        named = used_globals(value) | held
+    elif type(value) in _CONTAINERS and len(value) < _MOST_NUMBERS:
+        named = value if isinstance(value, dict) else dict(enumerate(value))
+    return {str(n): v for n, v in named.items() if type(v) in _NUMBERS}
 
 
 def _items(container: Any) -> list[int]:
@@ -150,6 +182,10 @@ def _putting_back(value: Any, most: int) -> Iterator[Callable[[], Any]]:
     elif kind is np.random.Generator:
         bits = value.bit_generator
         yield partial(setattr, bits, "state", bits.state)
+    elif kind is FunctionType:
+        for name, held in used_globals(value).items():
+            if type(held) in _NUMBERS:
+                yield partial(value.__globals__.__setitem__, name, held)
     elif kind is np.ndarray and value.flags.writeable and value.size < most:
         yield partial(np.copyto, value, value.copy())
 
@@ -167,6 +203,14 @@ class _Tensor:
 
     def _hooks_now(self) -> tuple[dict[int, Any] | None, ...]:
         return self._tensor._backward_hooks, self._tensor._post_accumulate_grad_hooks
+
+    def way(self) -> tuple[str, torch.Tensor]:
+        """Returns what it is, and how far its values have gone, as far as it has a copy."""
+        name, way = f"a tensor of shape {tuple(self._data.shape)}", torch.zeros(1)
+        if self._copy is not None and not _same(self._data, self._copy):
+            exact = torch.promote_types(self._data.dtype, torch.float64)
+            way = (self._data.cpu().to(exact) - self._copy.to(exact)).flatten()
+        return name, way
 
     def restore(self) -> None:
         # What is a view of few values, or made in inference mode, takes no copy, and no

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,7 +107,7 @@ class OptimizerSource:
         else:
             instance = _call(given, model)
             groups = _groups_by_name(instance, model)
-            construct = _call_factory(given)
+            construct = _call_factory(given, groups)
         return cls(
             construct=construct,
             groups=groups,
@@ -282,11 +282,28 @@ def _groups_by_name(
     return tuple(groups)
 
 
-def _call_factory(factory: OptimizerFactory) -> Callable[[Named], Any]:
+def _call_factory(
+    factory: OptimizerFactory, groups: Sequence[ParameterGroup]
+) -> Callable[[Named], Any]:
     def construct(named: Named) -> torch.optim.Optimizer:
-        return factory(list(named.values()))
+        optimizer = factory(list(named.values()))
+        pairs = zip(groups, optimizer.param_groups, strict=False)
+        for known, group in pairs if len(groups) == len(optimizer.param_groups) else ():
+            for key, first in known.options.items():
+                # What a device decides is true or false.
+                if type(first) in _NUMBERS and group.get(key) != first:
+                    message = (
+                        f"the optimizer factory gives {key}={first!r} when it is called "
+                        f"first, and {group.get(key)!r} when it is called again: let it "
+                        "depend on its parameters alone, or pass the optimizer itself"
+                    )
+                    raise ProgramError(message)
+        return optimizer
 
     return construct
+
+
+_NUMBERS = (int, float, tuple)
 
 
 def _rebuild(

@@ -12,7 +12,7 @@ from drivetrain_core._choice import Estimate, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
 from drivetrain_core._model.blocks import NO_BLOCKS
 from drivetrain_core._model.forward import Forward, wrap_forward
-from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core._optimization import BaseOptimization, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -66,7 +66,7 @@ class ActivationCheckpoint(BaseOptimization):
                 "a recomputed BatchNorm would update its statistics twice a step",
                 "use GroupNorm or LayerNorm",
             )
-        if config["mode"] == "every_k" and _k(config) > blocks.count:
+        if config["mode"] == "every_k" and whole_number(config, "k") > blocks.count:
             return Reject(
                 Code.NOT_DIVISIBLE,
                 f"k={config['k']} is more than the {blocks.count} blocks",
@@ -97,15 +97,9 @@ class ActivationCheckpoint(BaseOptimization):
     def apply(self, state: TrainingState, config: Config) -> None:
         """Wraps the forward of the chosen blocks."""
         blocks = state.blocks()
-        step = _k(config) if config["mode"] == "every_k" else 1
+        step = whole_number(config, "k") if config["mode"] == "every_k" else 1
         for block in blocks[::step]:
             wrap_forward(block, _recompute(selective=config["mode"] == "selective"))
-
-
-def _k(config: Config) -> int:
-    k = config["k"]
-    assert isinstance(k, int)
-    return k
 
 
 def _recompute(*, selective: bool) -> Any:

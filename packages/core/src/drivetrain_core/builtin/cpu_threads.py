@@ -8,7 +8,7 @@ import torch
 
 from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code
-from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core._optimization import BaseOptimization, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,8 +46,7 @@ class CpuThreads(BaseOptimization):
             return Reject(
                 Code.NEEDS_DEVICE, f"the model trains on {context.device.name}"
             )
-        num = config["num"]
-        assert isinstance(num, int)
+        num = whole_number(config, "num")
         if num > context.device.num_cores:
             return Reject(
                 Code.NEEDS_DEVICE,
@@ -60,6 +59,4 @@ class CpuThreads(BaseOptimization):
         """Sets the number of threads of this process."""
         before = torch.get_num_threads()
         state.undo.append(lambda: torch.set_num_threads(before))
-        num = config["num"]
-        assert isinstance(num, int)
-        torch.set_num_threads(num)
+        torch.set_num_threads(whole_number(config, "num"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core._choice import Ok, Option, Phase, Reject, Slot
 from drivetrain_core._data.loader import rebuild_loader
 from drivetrain_core._errors import Code
-from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core._optimization import BaseOptimization, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -75,13 +75,12 @@ class DataLoading(BaseOptimization):
         Workers do not outlive a pass unless the user said so: others would not see what
         the loop changes in the data set.
         """
-        workers = config["workers"]
-        prefetch = config["prefetch_factor"]
-        assert isinstance(workers, int)
-        assert isinstance(prefetch, int)
+        workers = whole_number(config, "workers")
         state.loader = rebuild_loader(
             state.loader,
             num_workers=workers,
             pin_memory=bool(config["pin_memory"]),
-            prefetch_factor=prefetch if workers else None,
+            prefetch_factor=whole_number(config, "prefetch_factor")
+            if workers
+            else None,
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_core._choice import Numerics, Ok, Option, Phase, Reject, Slot
 from drivetrain_core._errors import Code, PlanError
-from drivetrain_core._optimization import BaseOptimization
+from drivetrain_core._optimization import BaseOptimization, whole_number
 from drivetrain_core.mesh_shape import asks_for_mesh, mesh_of
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ class MicroBatch(BaseOptimization):
         self, context: Context, config: Config, plan: Sequence[Choice]
     ) -> Ok | Reject:
         """Rejects a loop that core does not drive, BatchNorm, and empty parts."""
-        num = config["num"]
-        assert isinstance(num, int)
+        num = whole_number(config, "num")
         if num == 1:
             return Ok()
         if not context.loop.owns_step:
@@ -75,9 +74,7 @@ class MicroBatch(BaseOptimization):
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Sets the number of micro-batches."""
-        num = config["num"]
-        assert isinstance(num, int)
-        state.num_micro_batches = num
+        state.num_micro_batches = whole_number(config, "num")
 
 
 def _local_batch(context: Context, plan: Sequence[Choice]) -> int:

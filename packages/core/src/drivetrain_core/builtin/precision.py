@@ -40,7 +40,8 @@ class Precision(BaseOptimization):
     so the loss is computed in fp32. Buffers stay as they are, such as tables of
     frequencies and moving averages, and so do the weights of BatchNorm. A model that has
     such buffers, or computes its own loss, runs under autocast as well, which computes
-    losses in fp32.
+    losses in fp32. Until `Accelerated.close` the module of `bf16_params` has bf16 weights,
+    and the optimizer's state dict is none of a plain one: save `Accelerated.state`.
     """
 
     name = "precision"

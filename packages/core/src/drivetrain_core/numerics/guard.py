@@ -31,7 +31,7 @@ from drivetrain_core.numerics.tolerance import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["Observation", "Tolerance", "compare", "differences"]
 
@@ -48,7 +48,7 @@ _SWAYS, _MOST_SWAYED = 2.0, 0.05
 
 # What moves twice, or not at all, is astray by all of its way; rounding of the values
 # themselves is no way.
-_MOST_ASTRAY, _ROUNDED_DRIFT = 0.5, 1e-3
+MOST_ASTRAY, _ROUNDED_DRIFT = 0.5, 1e-3
 
 # A loss near zero is compared with this part of the largest one: a small model learns
 # the few batches by heart, and the rest is rounding.
@@ -248,7 +248,7 @@ def _same_drift(baseline: Observation, plan: Observation, bound: Tolerance) -> s
         got, values = plan.drift.get(name, way), baseline.buffers[name]
         apart = math.dist(way, got)
         rounding = _ROUNDED_DRIFT * bound.buffer * math.hypot(*values)
-        if apart > max(_MOST_ASTRAY * math.hypot(*way), rounding):
+        if apart > max(MOST_ASTRAY * math.hypot(*way), rounding):
             strayed.append(name)
     return f"the forward moves {some(strayed)} otherwise" if strayed else ""
 
@@ -281,8 +281,4 @@ def _loss_gaps(baseline: Observation, plan: Observation) -> list[float]:
 def _chained(
     values: Mapping[str, Sequence[float]], names: Sequence[str]
 ) -> list[float]:
-    def every() -> Iterator[float]:
-        for name in names:
-            yield from values[name]
-
-    return list(every())
+    return [value for name in names for value in values[name]]

@@ -36,11 +36,13 @@ from drivetrain_core._plan import Plan
 from drivetrain_core._ranks import agree, share
 from drivetrain_core._registry import find
 from drivetrain_core._version import __version__
+from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.accelerators._isolated_rng import isolated_rng
 from drivetrain_core.mesh_shape import data_part
 from drivetrain_core.numerics.checksum import gathered, row_checksums
 from drivetrain_core.numerics.constants import without_constants
-from drivetrain_core.numerics.guard import compare, differences
+from drivetrain_core.numerics.double_backward import DoubleBackward
+from drivetrain_core.numerics.guard import MOST_ASTRAY, compare, differences
 from drivetrain_core.numerics.observe import observe
 from drivetrain_core.numerics.structure_check import not_finite, some
 from drivetrain_core.numerics.tolerance import distance
@@ -71,6 +73,15 @@ _SYNC = (
     "pass check=False"
 )
 _KEEP = "let the model or the loss hold what the program counts, or pass check=False"
+_ONCE = "change it in a hook of the optimizer's step, or pass check=False"
+_AFTER = (
+    "the program steps its parameters in the backward, on the gradient of each part of a "
+    "batch alone: step them after it, leave the plan out, or pass check=False"
+)
+_TWICE = (
+    "the program differentiates a gradient again (create_graph), and FSDP2 has freed by then "
+    "what it gathered: torch would read freed memory"
+)
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
 _KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
@@ -79,9 +90,12 @@ _LIMIT_S = 600.0
 # in the second step.
 _STEPS = 2
 # A power of two, so that nothing is rounded; gradients grow by less in a training.
-_HUGE, _BENT = 2.0**20, 0.1
+_HUGE, _LARGE, _BENT = 2.0**20, 2.0**10, 0.1
+_COUNTED = 0.03
 _FIRST, _LAST = Phase.MODEL_SWAP, Phase.SCHEDULE
 
+# What a tensor calls in the backward.
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # What every module has, and which tells nothing that the parts do not.
 _OF_TORCH = vars(torch.nn.Module()).keys() - {"training"}
 
@@ -159,7 +173,9 @@ class Rehearsal:
         parts = [program.loss, program.forward, program.optimizer, program.scheduler]
         parts += [self.source.kind, *map(type, modules)]
         own = [*chain.from_iterable(vars(module).items() for module in modules)]
-        parts += chain.from_iterable(d.values() for n, d in own if n.endswith("_hooks"))
+        hooks = [held for name, held in own if name.endswith("_hooks")]
+        hooks += [getattr(p, n) for p in self.module.parameters() for n in _HOOKS]
+        parts += chain.from_iterable(held.values() for held in hooks if held)
         plain = (bool, int, float, str, list, tuple, dict)
         settings = [s for s in own if s[0] not in _OF_TORCH and isinstance(s[1], plain)]
         facts = (
@@ -194,14 +210,18 @@ class Rehearsal:
         ranks, rank = data_part(plan.choices, world.size, world.rank)
         size = batch_size(batch)
         rows = _rows(size, ranks, plan)
+        twice = DoubleBackward()
+        sharded = any(choice.name == "fsdp" for choice in plan.choices)
         try:
-            try:
-                expected = agree(partial(sound, rows), world, "rehearse")
-            except Exception:  # noqa: BLE001
-                rows = size  # A part of the batch may be none of the program's.
-                expected = agree(partial(sound, rows), world, "rehearse")
+            with twice if sharded else nullcontext():
+                try:
+                    expected = agree(partial(sound, rows), world, "rehearse")
+                except Exception:  # noqa: BLE001
+                    rows = size  # A part of the batch may be none of the program's.
+                    expected = agree(partial(sound, rows), world, "rehearse")
         except Exception as error:
-            if "memory" in str(error):  # A plan may be there to divide it.
+            # A plan may be there to divide it.
+            if accelerator_of(self.device).is_out_of_memory(error):
                 logger.warning("%s is not checked, since as written: %s", plan, error)
                 return UNCHECKED
             message = (
@@ -209,11 +229,15 @@ class Rehearsal:
                 f"{first_line(error)}; mend it, or pass check=False"
             )
             raise ProgramError(message) from error
+        if twice.is_seen:
+            raise PlanError(Code.NOT_APPLICABLE, "fsdp", because=_TWICE, fix="use ddp")
+        ways = snapshot.ways()
         split = BatchPlan(world_size=ranks, global_batch=rows)
         sizes = [split.for_rank(one).size for one in range(ranks)]
         self._start(snapshot)
         part = split_batch(_first(batch, rows), sizes)[rank]
         found = self._observed(plan, self.context, layout, part)
+        strayed = _strayed(ways, snapshot)
         if world.size > 1:  # Each rank has sent all samples through the program.
             expected = dataclasses.replace(expected, accounting=found.accounting)
         verdict = _agreed(compare(expected, found, numerics))
@@ -241,7 +265,17 @@ class Rehearsal:
             modules = self.module.named_modules()
             norms = [n for n, m in modules if type(m) in _NORMS and m.training]
             fix = _SYNC.format(some(norms)) if norms and world.size > 1 else _FIX
+            fix = fix if expected.norms else _AFTER
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=fix)
+        if strayed:
+            written(rows, seed=1)  # What chance does is held against no plan here, too.
+            strayed -= _strayed(ways, snapshot)
+        if strayed:
+            because = (
+                f"a step of it is none of the program's: {some(sorted(strayed))} changes "
+                "otherwise, in a forward or loss that is called for each part of the batch"
+            )
+            raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_ONCE)
         parts = world.size * found.accounting.num_micro_batches
         bent = _bent(expected, partial(written, rows)) if parts > 1 else []
         if bent:
@@ -332,15 +366,41 @@ def _bent(expected: Observation, written: Callable[..., Observation]) -> list[st
             for name, values in written(times=times).samples.items():
                 pairs = zip(expected.samples[name], values, strict=True)
                 found[name] = tuple((b - a) / (times - 1.0) for a, b in pairs)
-        return found
+        return {n: v for n, v in found.items() if all(map(math.isfinite, v))}
 
-    far = {n: v for n, v in rise(_HUGE).items() if all(map(math.isfinite, v))}
+    far = rise(_HUGE)
+    if not all(gathered(far.keys() == expected.samples.keys())):
+        far = rise(_LARGE) | far  # What has few bits, or is checked, ends before.
     found = [n for n, v in far.items() if distance(expected.samples[n], v) > _BENT]
     if any(gathered(found)):
         # A hook that adds what does not depend on the gradient may stay.
         near = rise(2.0)
         found = [n for n in found if n in near and distance(near[n], far[n]) > _BENT]
     return sorted({name for names in gathered(found) for name in names})
+
+
+def _strayed(
+    expected: list[tuple[str, torch.Tensor]], snapshot: ModelSnapshot
+) -> set[str]:
+    """Returns what went another way than in the program: its tensors, and its counters.
+
+    Args:
+        expected: The ways in the program as written.
+        snapshot: That they were taken from; it looks at what is there now.
+    """
+    names = set[str]()
+    for (name, way), (_, found) in zip(expected, snapshot.ways(), strict=True):
+        if not way.dim():
+            # What is no counter may have one value for each part of a batch.
+            times = float(found / way)
+            number = round(times) if math.isfinite(times) else 0
+            is_astray = number > 1 and abs(times - number) < _COUNTED * number
+        else:
+            apart = way.shape == found.shape and torch.dist(way, found)
+            is_astray = bool(way.any()) and bool(apart > MOST_ASTRAY * way.norm())
+        if is_astray:
+            names.add(name)
+    return {name for names in gathered(names) for name in names}
 
 
 def _step(built: Accelerated, batch: Any, seed: int, times: float) -> Observation:
@@ -377,7 +437,8 @@ def _source(part: Any, above: tuple[Any, ...] = ()) -> str:
     code = getattr(part, "__code__", None)
     if code is None or part in above:
         return repr((file, content, part.__qualname__))
-    held = [*(c.cell_contents for c in part.__closure__ or ()), *used_globals(part)]
+    held = [c.cell_contents for c in part.__closure__ or ()]
+    held += used_globals(part).values()
     held += [part.__defaults__, part.__kwdefaults__, getattr(part, "__self__", None)]
     inner = (*above, part)
     shown = [_source(h, inner) if inspect.isfunction(h) else repr(h) for h in held]

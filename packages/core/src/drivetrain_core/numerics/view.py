@@ -7,6 +7,7 @@ program as written like any other.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from drivetrain_core.numerics.checksum import gathered
@@ -53,17 +54,11 @@ class View:
 
     def parameters(self) -> dict[str, torch.nn.Parameter]:
         """Returns this rank's parameters, under their names here."""
-        found: dict[str, torch.nn.Parameter] = {}
-        for model in self._models:
-            found.update(model.named_parameters())
-        return found
+        return dict(chain.from_iterable(m.named_parameters() for m in self._models))
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Returns this rank's buffers, under their names here."""
-        found: dict[str, torch.Tensor] = {}
-        for model in self._models:
-            found.update(model.named_buffers())
-        return found
+        return dict(chain.from_iterable(m.named_buffers() for m in self._models))
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Returns the gradients of this rank's parameters that have one."""
@@ -115,8 +110,6 @@ class View:
         """
         if not self._is_staged:
             return named
-        found: dict[str, _Value] = {}
-        for other in gathered(named):
-            for name, value in other.items():
-                found.setdefault(name, value)
-        return found
+        # Of what several have, the first one's stands.
+        every = reversed(gathered(named))
+        return dict(chain.from_iterable(other.items() for other in every))

@@ -44,17 +44,11 @@ def absent(here: Collection[str], there: Collection[str], what: str = "") -> lis
 "'c' is in the checkpoint, but not here"]
     """
     known_here, known_there = set(here), set(there)
+    only_here = [name for name in here if name not in known_there]
+    only_there = [name for name in there if name not in known_here]
     return [
-        *(
-            f"{what}{name!r} is here, but not in the checkpoint"
-            for name in here
-            if name not in known_there
-        ),
-        *(
-            f"{what}{name!r} is in the checkpoint, but not here"
-            for name in there
-            if name not in known_here
-        ),
+        *(f"{what}{name!r} is here, but not in the checkpoint" for name in only_here),
+        *(f"{what}{name!r} is in the checkpoint, but not here" for name in only_there),
     ]
 
 

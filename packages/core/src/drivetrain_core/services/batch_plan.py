@@ -7,6 +7,7 @@ reads which rows and how much each micro-batch counts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, starmap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +39,8 @@ class RankBatch:
     @property
     def slices(self) -> tuple[slice, ...]:
         """Returns where each micro-batch lies in the global batch."""
-        slices = []
-        begin = self.start
-        for size in self.sizes:
-            slices.append(slice(begin, begin + size))
-            begin += size
-        return tuple(slices)
+        ends = accumulate(self.sizes, initial=self.start)
+        return tuple(starmap(slice, pairwise(ends)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -363,17 +364,13 @@ class ClusterSpec(_Checked):
         Path(path).write_text(self.to_yaml(), encoding="utf-8")
 
     def _check_no_loop(self) -> None:
-        uplinks = {switch.name: switch.uplink for switch in self.switches}
-        for start in uplinks:
-            seen: list[str] = []
-            at: str | None = start
-            while at is not None:
-                if at in seen:
-                    path = " -> ".join([*seen, at])
-                    message = f"switches must not go in a circle: {path}"
-                    raise ClusterSpecError(message)
-                seen.append(at)
-                at = uplinks[at]
+        above = {s.name: [s.uplink] for s in self.switches if s.uplink is not None}
+        try:
+            TopologicalSorter(above).prepare()
+        except CycleError as error:
+            path = " -> ".join(reversed(error.args[1]))
+            message = f"switches must not go in a circle: {path}"
+            raise ClusterSpecError(message) from error
 
 
 def _check_unique(where: str, names: list[str]) -> None:

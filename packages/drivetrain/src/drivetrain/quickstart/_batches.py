@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain_core import ProgramError
-from drivetrain_core.scripts import batch_size, move_batch, rows_of_batch
+from drivetrain_core.scripts import batch_size, move_batch, split_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -153,4 +153,5 @@ class _ReadBatches:
         while self._step < step:
             self._batch = next(self._batches)
             self._step += 1
-        return rows_of_batch(self._batch, row, row + len(places))
+        sizes = (row, len(places), self._size - row - len(places))
+        return split_batch(self._batch, sizes)[1]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import Code, PlanFormatError
-from drivetrain_core.extending import blocks_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -256,3 +255,21 @@ def _read_boundary(values: Mapping[str, Any]) -> Boundary:
 def _read_shared(values: Mapping[str, Any]) -> SharedParameter:
     names = {int(stage): name for stage, name in values["names"].items()}
     return SharedParameter(name=values["name"], names=names)
+
+
+def blocks_between(
+    model: nn.Module, container: str, before: int, after: int
+) -> list[nn.Module]:
+    """Returns the modules of a list without those that stand around its blocks.
+
+    Args:
+        model: The model.
+        container: The name of the list.
+        before: How many other modules stand before the blocks.
+        after: How many stand after them.
+
+    Raises:
+        AttributeError: The model has no such list.
+    """
+    modules = list(model.get_submodule(container).children())
+    return modules[before : len(modules) - after]

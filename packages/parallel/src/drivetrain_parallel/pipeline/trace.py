@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from drivetrain_core import Code, PlanError
-from drivetrain_core.extending import block_run, blocks_between, tensors_of
+from drivetrain_core.extending import block_run, tensors_of
+from drivetrain_parallel.pipeline.plan import blocks_between
 from drivetrain_parallel.pipeline.tree import Path, describe_tree, walk_tensors
 
 if TYPE_CHECKING:

@@ -1,0 +1,40 @@
+"""Double backward: whether a program differentiates its gradients again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+# Where `create_graph` stands when it is not named.
+_PLACE = {torch.autograd.grad: 4, torch.autograd.backward: 3, torch.Tensor.backward: 3}
+
+
+class DoubleBackward(TorchFunctionMode):
+    """Notes inside whether a gradient is asked for with a graph of its own.
+
+    Attributes:
+        is_seen: Whether one was.
+
+    Example:
+        >>> weight = torch.ones(2, requires_grad=True)
+        >>> with DoubleBackward() as mode:
+        ...     slope, = torch.autograd.grad((weight**2).sum(), weight, create_graph=True)
+        >>> mode.is_seen
+        True
+    """
+
+    is_seen = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Looks at what is differentiated, and leaves all functions alone."""
+        kwargs = kwargs or {}
+        place = _PLACE.get(func)
+        if place is not None:
+            self.is_seen |= bool(
+                kwargs.get("create_graph", any(args[place : place + 1]))
+            )
+        return func(*args, **kwargs)
