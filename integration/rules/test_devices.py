@@ -16,6 +16,7 @@ CUDAS_OWN = {
     "memory/src/drivetrain_memory/_register.py",
     "memory/src/drivetrain_memory/_stats.py",
     "memory/src/drivetrain_memory/_torch_functions.py",
+    "memory/src/drivetrain_memory/trace/_cuda_functions.py",
     "memory/src/drivetrain_memory/trace/_record.py",
     "memory/src/drivetrain_memory/trace/_simulated_cuda.py",
     "testing/src/drivetrain_testing/_gpu.py",

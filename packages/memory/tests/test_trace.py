@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings.patterns import WRITTEN
 
 from drivetrain_memory import Trace, TraceError
-from drivetrain_memory.trace import EVENT, Builder, Operation, pattern
+from drivetrain_memory.trace import EVENT, PATTERNS, Builder, Operation, pattern
 
 
 def small():
@@ -92,5 +93,8 @@ def test_operations_are_those_of_the_library():
     assert EVENT.itemsize == 16
 
 
-def test_patterns_are_the_same_each_time():
-    assert np.array_equal(pattern("aging").events, pattern("aging").events)
+@pytest.mark.parametrize("name", PATTERNS)
+def test_shipped_pattern_is_what_is_written(name):
+    shipped, written = pattern(name), WRITTEN[name]()
+    assert shipped.name == written.name == name
+    assert np.array_equal(shipped.events, written.events)

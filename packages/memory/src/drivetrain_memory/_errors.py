@@ -9,12 +9,13 @@ DrivetrainError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain_core import DrivetrainError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
 
 class MemoryUseError(DrivetrainError, RuntimeError):
@@ -42,3 +43,13 @@ class TraceError(DrivetrainError, ValueError):
         super().__init__(f"{path} cannot be read: {because}")
         self.path = path
         self.because = because
+
+
+def refused(what: str, instead: str) -> Callable[..., NoReturn]:
+    """Returns a function that raises MemoryUseError: it cannot be recorded."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        message = f"{what} cannot be recorded: {instead}"
+        raise MemoryUseError(message) from None
+
+    return refuse

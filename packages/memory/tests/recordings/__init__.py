@@ -1,4 +1,5 @@
-"""The programs whose recorded traces ship.
+"""The programs whose traces ship.
 
 - `models.py`: what is trained. `workloads.py`: its training steps, recorded.
+- `patterns.py`: what is hard on an allocator.
 """

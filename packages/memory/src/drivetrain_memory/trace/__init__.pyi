@@ -3,11 +3,11 @@ from drivetrain_memory.trace._format import EVENT as EVENT
 from drivetrain_memory.trace._format import Builder as Builder
 from drivetrain_memory.trace._format import Operation as Operation
 from drivetrain_memory.trace._format import Trace as Trace
-from drivetrain_memory.trace._patterns import PATTERNS as PATTERNS
-from drivetrain_memory.trace._patterns import pattern as pattern
 from drivetrain_memory.trace._record import record as record
 from drivetrain_memory.trace._recorder import Recorder as Recorder
+from drivetrain_memory.trace._shipped import PATTERNS as PATTERNS
 from drivetrain_memory.trace._shipped import WORKLOADS as WORKLOADS
+from drivetrain_memory.trace._shipped import pattern as pattern
 from drivetrain_memory.trace._shipped import workload as workload
 from drivetrain_memory.trace._snapshot import from_snapshot as from_snapshot
 from drivetrain_memory.trace._snapshot import load_snapshot as load_snapshot

@@ -285,9 +285,9 @@ class Builder:
         """Begins a training step."""
         self._events.append((Operation.STEP, 0, 0, 0, 0, 0))
 
-    def leave_out(self, name: int) -> None:
-        """Takes back all that was written of a block, before and after."""
-        self._left_out.add(name)
+    def leave_out(self, name: int, *, out: bool = True) -> None:
+        """Takes back all that was written of a block, before and after; or none of it."""
+        (self._left_out.add if out else self._left_out.discard)(name)
 
     def trace(self) -> Trace:
         """Returns what was written."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import (
@@ -13,11 +13,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
-from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._errors import refused
+from drivetrain_memory._limits import require_integer
 from drivetrain_memory.trace._format import Builder
+from drivetrain_memory.trace._values import follow, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,12 +27,8 @@ if TYPE_CHECKING:
     from drivetrain_memory.trace._format import Trace
 
 _aten = torch.ops.aten
-_UNSCALES = _aten._amp_foreach_non_finite_check_and_unscale_.default
-_NOTHING = torch.empty(0)
-# Of tensors with more elements, no values are known.
-MOST_KNOWN = 1024
-# They make tensors of numbers that the program gives.
-_GIVEN = {"arange", "eye", "full", "linspace", "ones", "scalar_tensor", "zeros"}
+# Of the host, and of nowhere.
+_NOT_RECORDED = {"cpu", "meta"}
 
 
 class Recorder(TorchDispatchMode):
@@ -51,16 +49,20 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         # The blocks of what may turn out to lie in the host's memory, and what does.
         self._open: set[int] = set()
+        self._loads = False
         self._host: set[int] = set()
-
-    def __enter__(self) -> Self:
-        """Begins to record."""
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
 
     @contextmanager
     def stream(self, stream: int) -> Iterator[None]:
-        """What is made inside belongs to another stream."""
+        """What is made inside belongs to another stream.
+
+        Args:
+            stream: Its number, from 0, the default stream's, to 255.
+
+        Raises:
+            MemoryUseError: It is no such number.
+        """
+        require_integer("a stream", stream, 0, 255)
         before, self.current_stream = self.current_stream, stream
         try:
             yield
@@ -72,7 +74,8 @@ class Recorder(TorchDispatchMode):
         self._builder.step()
 
     def record_stream(self, tensor: torch.Tensor, stream: int) -> None:
-        """Another stream uses a tensor too."""
+        """Another stream uses a tensor too; it is a number as of `stream`."""
+        require_integer("a stream", stream, 0, 255)
         known = self._known(tensor)
         if known is not None:
             self._builder.record_stream(known[1], stream)
@@ -87,6 +90,8 @@ class Recorder(TorchDispatchMode):
         """Runs an operator and writes down what it made."""
         del types
         kwargs = kwargs or {}
+        if self._loads:
+            return self._loaded(func(*args, **kwargs), (args, kwargs))
         if func is _aten._local_scalar_dense.default and isinstance(
             args[0], FakeTensor
         ):
@@ -94,37 +99,31 @@ class Recorder(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except UnsupportedOperatorException:
-            message = (
-                f"PyTorch cannot say what memory {func} takes without running it: leave "
-                "it out of what is recorded, or give other operators in its place"
-            )
-            raise MemoryUseError(message) from None
+            what = f"{func}, of which PyTorch cannot say what memory it takes,"
+            refused(what, "leave it out, or give other operators in its place")()
         except (DataDependentOutputException, DynamicOutputShapeException):
-            message = (
-                f"what {func} gives depends on values, and tensors have none while a "
-                "program is recorded: do it outside of record(), or give this step "
-                "something else, such as a fixed number of elements"
-            )
-            raise MemoryUseError(message) from None
+            what = f"{func}, as what it gives depends on values,"
+            refused(what, "do it outside of record(), or with a fixed number of them")()
         if func.namespace != "prim" and not func.is_view:
             self.add(out)
             if func._schema.is_mutable:
                 self.add(args)
-        if not _follow(func, args, kwargs, out):
-            _guess(func, args, kwargs, out)
+        follow(func, args, kwargs, out)
         return out
 
     def add(self, tensors: Any) -> None:
         """Writes down the storages of tensors that are new, or of another size."""
         for leaf in tree_iter(tensors):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == self._device:
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if leaf.device.type == self._device and not leaf.device.index:
                 if leaf.layout != torch.strided:
-                    message = (
-                        f"what a tensor of layout {leaf.layout} takes depends on its "
-                        "values: record with a dense one in its place"
-                    )
-                    raise MemoryUseError(message)
+                    what = f"a tensor of layout {leaf.layout}, sized by its values,"
+                    refused(what, "use a dense one in its place")()
                 self.add_storage(leaf.untyped_storage())
+            elif leaf.device.type not in _NOT_RECORDED:
+                what = f"a tensor of {leaf.device} beside those of {self._device}:0"
+                refused(what, "record what each device does by itself")()
 
     def add_storage(self, storage: torch.UntypedStorage) -> None:
         """Writes down a storage that is new, or of another size."""
@@ -150,17 +149,44 @@ class Recorder(TorchDispatchMode):
         known = self._known(tensor)
         if known is not None:
             self._open.add(known[1])
+            self._host.discard(tensor.untyped_storage()._cdata)
+            self._builder.leave_out(known[1], out=False)
 
-    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns a copy of what the program moves to the device, if it named none before.
+    def on_host(self, tensor: Any) -> bool:
+        """Returns whether a tensor lies in the host's memory, as the program now shows.
 
-        It lay in the host's memory until now, and nothing of it is in the trace.
+        It does if the program named no device for it, and nothing of it is in the trace.
         """
         known = self._known(tensor)
         if known is None or known[1] not in self._open:
-            return tensor
+            return False
         self._host.add(tensor.untyped_storage()._cdata)
         self._builder.leave_out(known[1])
+        return True
+
+    @contextmanager
+    def of_the_host(self) -> Iterator[None]:
+        """What is used inside lies in the host's memory, if the program has not said so."""
+        self._loads = True
+        try:
+            with self:
+                yield
+        finally:
+            self._loads = False
+
+    def _loaded(self, out: Any, given: Any) -> Any:
+        # Of what lies in the host's memory, something is made there.
+        if any([self.on_host(leaf) for leaf in tree_iter(given)]):  # noqa: C419
+            for leaf in tree_iter(out):
+                self.add(leaf)
+                self.open(leaf)
+                self.on_host(leaf)
+        return out
+
+    def moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of what the program moves to the device, if it named none before."""
+        if not self.on_host(tensor):
+            return tensor
         copy = tensor.clone()
         if copy.is_leaf:
             copy.requires_grad_(tensor.requires_grad)
@@ -177,75 +203,3 @@ class Recorder(TorchDispatchMode):
         self._host.discard(key)
         if size:
             self._builder.free(block)
-
-
-def values(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns values for a tensor: those that are known, or some that programs go on with."""
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-        if not isinstance(tensor, FakeTensor):
-            return tensor.detach().clone()
-        value = getattr(tensor, "value", tensor.dtype != torch.bool)
-        known = getattr(tensor, "known", torch.tensor(value, dtype=tensor.dtype))
-        return known.expand(tensor.shape).clone()
-
-
-def number(tensor: torch.Tensor) -> Any:
-    """Returns a number for a tensor of one element."""
-    with _disable_current_modes():
-        return values(tensor).item()
-
-
-def _follow(func: Any, args: Any, kwargs: Any, out: Any) -> bool:
-    """Says what small tensors hold, if it follows from what the program gives."""
-    given = [x for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)]
-    made = [x for x in tree_iter(out) if isinstance(x, FakeTensor)]
-    known = [getattr(x, "known", None) for x in given if isinstance(x, FakeTensor)]
-    follows = bool(given) or func._schema.name.partition("::")[2] in _GIVEN
-    follows &= torch.Tag.nondeterministic_seeded not in func.tags
-    follows &= all(x.numel() <= MOST_KNOWN for x in (*given, *made))
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-        if follows and all(x is not None for x in known):
-            try:
-                given, named = tree_map(_known, (args, kwargs))
-                results = tree_iter(func(*given, **named))
-                results = [x for x in results if isinstance(x, torch.Tensor)]
-                for one, result in zip(made, results, strict=True):
-                    one.known = result  # type: ignore[attr-defined]
-            except (RuntimeError, IndexError, TypeError, ValueError):
-                return False
-            return True
-        for argument, leaves in zip(func._schema.arguments, args, strict=False):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for leaf in tree_iter(leaves):
-                    # A scaler finds no infinity.
-                    getattr(leaf, "known", _NOTHING).fill_(func is not _UNSCALES)
-    return False
-
-
-def _known(leaf: Any) -> Any:
-    if isinstance(leaf, torch.device):
-        return torch.device("cpu")
-    return getattr(leaf, "known", leaf)
-
-
-def _guess(func: Any, args: Any, kwargs: Any, out: Any) -> None:
-    """Says of a yes or no what it would be if each number were 1."""
-    if not isinstance(out, FakeTensor) or out.dtype != torch.bool:
-        return
-
-    def likely(leaf: Any) -> Any:
-        if isinstance(leaf, torch.device):
-            return torch.device("cpu")
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        value = number(leaf) if leaf.numel() == 1 else getattr(leaf, "value", None)
-        value = leaf.dtype != torch.bool if value is None else value
-        return torch.full([1] * leaf.dim(), value, dtype=leaf.dtype)
-
-    try:
-        with _disable_current_modes():
-            args, kwargs = tree_map(likely, (args, kwargs))
-            out.value = bool(func(*args, **kwargs).all())  # type: ignore[attr-defined]
-    # An operator that minds the number of elements; no is the answer then.
-    except (RuntimeError, IndexError, TypeError):
-        out.value = False  # type: ignore[attr-defined]

@@ -1,10 +1,15 @@
-"""The traces that ship: training steps, recorded without a device."""
+"""The traces that ship: training steps, and patterns that are hard on an allocator."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from drivetrain_memory.trace._format import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 WORKLOADS = {
     "llm-full": "all weights of a language model of 1.3 billion, with AdamW",
@@ -23,6 +28,28 @@ WORKLOADS = {
 _FOLDER = Path(__file__).parents[1] / "traces"
 
 
+def _load(name: str) -> Trace:
+    return Trace.load(_FOLDER / f"{name}.dtm")
+
+
+PATTERNS: dict[str, Callable[[], Trace]] = {
+    name: functools.partial(_load, name)
+    for name in (
+        "checkerboard-3",
+        "checkerboard-6",
+        "checkerboard-16",
+        "checkerboard-24",
+        "aging",
+        "island",
+        "creep",
+        "doubling",
+        "ping-pong",
+        "checkpointing",
+    )
+}
+"""The patterns by name, each as a function that gives its trace."""
+
+
 def workload(name: str) -> Trace:
     """Returns a trace that ships.
 
@@ -38,4 +65,17 @@ def workload(name: str) -> Trace:
     """
     if name not in WORKLOADS:
         raise KeyError(name)
-    return Trace.load(_FOLDER / f"{name}.dtm")
+    return _load(name)
+
+
+def pattern(name: str) -> Trace:
+    """Returns a pattern.
+
+    Raises:
+        KeyError: There is none of that name.
+
+    Example:
+        >>> pattern("island").num_steps
+        4
+    """
+    return PATTERNS[name]()

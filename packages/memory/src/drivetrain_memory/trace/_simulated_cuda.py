@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from drivetrain_memory._errors import MemoryUseError
+from drivetrain_memory._errors import MemoryUseError, refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,9 @@ _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
 # More than any of PyTorch's tables of virtual functions has.
 _MOST_SLOTS = 96
 _function = ctypes.CFUNCTYPE(ctypes.c_int)
+_refuse_build = refused(
+    f"PyTorch {torch.__version__} without a GPU", "use Linux, or a machine with a GPU"
+)
 _none, _one = _function(lambda: 0), _function(lambda: 1)
 
 
@@ -37,6 +41,31 @@ class Values(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Tensors without values, which never begin to use a device that is there."""
 
     avoid_device_init = True
+    refusal: MemoryUseError | None = None
+
+    def __init__(self, **options: Any) -> None:
+        """Belongs to the thread that makes it."""
+        super().__init__(**options)
+        self._thread = threading.get_ident()
+
+    def require_thread(self) -> None:
+        """Refuses the device to other threads, whose storages would not be recorded.
+
+        What they do with the error is not known: `refusal` keeps it.
+        """
+        if threading.get_ident() != self._thread:
+            self.refusal = MemoryUseError(
+                f"{threading.current_thread().name} computes on the device of a program "
+                "that is recorded in another thread: compute in that one"
+            )
+            raise self.refusal
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Runs an operator in the thread that it belongs to."""
+        self.require_thread()
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 @functools.cache
@@ -47,7 +76,7 @@ def require_simulation() -> None:
         MemoryUseError: This build of PyTorch cannot be told so.
     """
     if not _has_guard():
-        raise _CannotSimulateError
+        _refuse_build()
     if torch._C._get_accelerator().type != "cuda":
         _hooks_with_cuda()
 
@@ -97,7 +126,7 @@ def _hooks_with_cuda() -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_void_p]]:
     try:
         get_hooks = _library("torch_cpu")._ZN2at6detail12getCUDAHooksEv
     except (OSError, AttributeError):
-        raise _CannotSimulateError from None
+        _refuse_build()
     get_hooks.restype = ctypes.c_void_p
     hooks = ctypes.c_void_p.from_address(get_hooks())
     before = hooks.value
@@ -107,7 +136,7 @@ def _hooks_with_cuda() -> tuple[ctypes.c_void_p, ctypes.Array[ctypes.c_void_p]]:
     hooks.value, values = ctypes.addressof(table), Values()
     try:
         if not _runs_backward(values):
-            raise _CannotSimulateError
+            _refuse_build()
         # What the engine does not need stays what it was.
         for slot in range(_MOST_SLOTS):
             table[slot] = slots[slot]
@@ -141,14 +170,3 @@ def _address(function: ctypes._FuncPointer) -> int | None:
 def _library(name: str) -> ctypes.CDLL:
     folder = Path(torch.__file__).parent / "lib"
     return ctypes.CDLL(str(next(iter(folder.glob(f"lib{name}.*")), name)))
-
-
-class _CannotSimulateError(MemoryUseError):
-    """A build of PyTorch is not as those that are known."""
-
-    def __init__(self) -> None:
-        """Says which."""
-        super().__init__(
-            f"PyTorch {torch.__version__} cannot be told of a GPU that is not there: "
-            "record on Linux, or on a machine with a GPU"
-        )

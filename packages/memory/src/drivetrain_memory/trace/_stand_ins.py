@@ -21,14 +21,15 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from drivetrain_memory._errors import MemoryUseError
-from drivetrain_memory.trace._recorder import MOST_KNOWN, values
+from drivetrain_memory._errors import refused
+from drivetrain_memory.trace._values import know
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _aten = torch.ops.aten
 _COPIES = {_aten._to_copy.default, _aten.copy_.default}
+_HOST = {None, torch.device("cpu")}
 # What these have before a program is recorded is given back to them.
 _KEPT = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 _CONTAINERS = {dict, OrderedDict, defaultdict, list, set}
@@ -110,7 +111,7 @@ class StandIns(TorchDispatchMode):
         own = [leaf for leaf in leaves if is_own(leaf)]
         if not own or (func in _COPIES and own[0] is not args[0]):
             return func(*args, **kwargs)
-        if func is _aten._to_copy.default and _leaves_host(kwargs):
+        if func is _aten._to_copy.default and kwargs.get("device") not in _HOST:
             return func(*args, **kwargs)
         if len(own) == len(leaves) and _is_looked_at(func, own):
             with _disable_current_modes():
@@ -147,18 +148,14 @@ class StandIns(TorchDispatchMode):
         self._kept.clear()
 
     def _made(self, own: torch.Tensor) -> torch.Tensor:
+        if nn.parameter.is_lazy(own):
+            refused("a lazy module", "run it once before record(), or give it sizes")()
         if own.layout != torch.strided or type(own) not in {torch.Tensor, nn.Parameter}:
             kind = type(own).__name__ if own.layout == torch.strided else own.layout
-            message = (
-                f"a tensor of kind {kind} was made before record(): make it inside"
-            )
-            raise MemoryUseError(message)
+            refused(f"a tensor of kind {kind} from before", "make it inside")()
         if own.grad_fn is not None and own.requires_grad:
-            message = (
-                "a tensor that was computed before record(), and has a gradient to be "
-                "computed, is used inside: compute it inside, or detach it"
-            )
-            raise MemoryUseError(message)
+            what = "a tensor from before with a gradient to be computed"
+            refused(what, "compute it inside, or detach it")()
         storage = own.untyped_storage()
         size, unit = storage.nbytes(), own.element_size()
         # What is made while nothing has a gradient may need one later.
@@ -176,8 +173,7 @@ class StandIns(TorchDispatchMode):
                 made = nn.Parameter(made, own.requires_grad)
                 self._storages[storage._cdata] = made
             made.requires_grad_(own.requires_grad)
-        if own.numel() <= MOST_KNOWN:
-            made.known = values(own)  # type: ignore[attr-defined]
+        know(made, own)
         if own.grad is not None:
             made.grad = self.of(own.grad)
         return made
@@ -192,12 +188,8 @@ def is_own(leaf: Any) -> bool:
 
 def is_recorded() -> bool:
     """Returns whether this thread runs what is recorded."""
-    return torch._C._len_torch_dispatch_stack() > 0
-
-
-def _leaves_host(kwargs: dict[str, Any]) -> bool:
-    device = kwargs.get("device")
-    return device is not None and torch.device(device).type != "cpu"
+    # What a data loader does is seen by one mode alone.
+    return torch._C._len_torch_dispatch_stack() > 1
 
 
 def _is_looked_at(func: Any, own: list[torch.Tensor]) -> bool:

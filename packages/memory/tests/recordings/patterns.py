@@ -1,16 +1,16 @@
-"""Patterns that are hard on an allocator, each for one weakness."""
+"""Patterns that are hard on an allocator, each for one weakness, as they are written."""
 
 from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING
 
-from drivetrain_memory.trace._format import Builder
+from drivetrain_memory.trace import Builder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_memory.trace._format import Trace
+    from drivetrain_memory.trace import Trace
 
 _MIB = 2**20
 
@@ -156,7 +156,7 @@ def _checkpointing() -> Trace:
     return builder.trace()
 
 
-PATTERNS: dict[str, Callable[[], Trace]] = {
+WRITTEN: dict[str, Callable[[], Trace]] = {
     "checkerboard-3": lambda: _checkerboard(3),
     "checkerboard-6": lambda: _checkerboard(6),
     "checkerboard-16": lambda: _checkerboard(16),
@@ -168,17 +168,4 @@ PATTERNS: dict[str, Callable[[], Trace]] = {
     "ping-pong": _ping_pong,
     "checkpointing": _checkpointing,
 }
-"""The patterns by name, each as a function that writes it."""
-
-
-def pattern(name: str) -> Trace:
-    """Returns a pattern.
-
-    Raises:
-        KeyError: There is none of that name.
-
-    Example:
-        >>> pattern("island").num_steps
-        4
-    """
-    return PATTERNS[name]()
+"""The functions that write what ships, by name."""
