@@ -111,12 +111,6 @@ def test_plans_that_only_look_alike_are_told_apart(cache):
     assert cache.lookup((), 1.0) is None
 
 
-def test_measurement_that_is_too_rough_is_not_used(cache):
-    cache.append(record(rung=1), 1.0)
-    assert cache.lookup(PLAN, 1.0, rung=2) is None
-    assert cache.lookup(PLAN, 1.0, rung=1) is not None
-
-
 def test_what_came_from_the_cache_is_not_added_again(cache):
     cache.append(record(), 1.0)
     before = cache.path.read_bytes()
@@ -147,40 +141,39 @@ def test_library_that_a_compiler_left_half_written_may_be_whole_next_time(
 ):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     mine = failed(Code.ERROR, f"{kind}: {tmp_path}/ab/cdef.so: file too short")
-    assert not would_repeat(mine, memory_is_ours=True)
+    assert not would_repeat(mine)
     other = failed(Code.ERROR, f"{kind}: /elsewhere/ab/cdef.so: file too short")
-    assert would_repeat(other, memory_is_ours=True)
+    assert would_repeat(other)
 
 
 @pytest.mark.parametrize(
-    ("trial", "ours", "again"),
+    ("trial", "again"),
     [
-        (record(), False, True),
-        (failed(Code.NUMERICS), False, True),
-        (failed(Code.ERROR, "RuntimeError: shapes"), False, True),
-        (failed(Code.ERROR, "ModuleNotFoundError: x"), False, True),
-        (failed(Code.ERROR, "OSError: no space"), True, False),
-        (failed(Code.ERROR, "ConnectionResetError: peer"), True, False),
-        (failed(Code.ERROR, "DistBackendError: timeout"), True, False),
-        (failed(Code.ERROR, "KeyboardInterrupt: "), True, False),
-        (failed(Code.MEMORY, "out of memory"), True, True),
-        (failed(Code.MEMORY, "out of memory"), False, False),
-        (failed(Code.HANG), True, False),
-        (failed(Code.BUDGET), True, False),
-        (failed(Code.SLOWER), True, False),
-        (failed("SOMETHING_NEW"), True, False),
-        (failed(Code.CRASH, explain_exit(-signal.SIGKILL)), True, False),
-        (failed(Code.CRASH, explain_exit(-signal.SIGTERM)), True, False),
-        (failed(Code.CRASH, explain_exit(1)), True, False),
-        (failed(Code.CRASH, explain_exit(None)), True, False),
-        (failed(Code.CRASH, f"rank 1 {explain_exit(-signal.SIGSEGV)}"), True, True),
-        (failed(Code.CRASH, f"rank 1 {explain_exit(-signal.SIGSEGV)}"), False, False),
+        (record(), True),
+        (failed(Code.NUMERICS), True),
+        (failed(Code.ERROR, "RuntimeError: shapes"), True),
+        (failed(Code.ERROR, "ModuleNotFoundError: x"), True),
+        (failed(Code.ERROR, "OSError: no space"), False),
+        (failed(Code.ERROR, "ConnectionResetError: peer"), False),
+        (failed(Code.ERROR, "DistBackendError: timeout"), False),
+        (failed(Code.ERROR, "KeyboardInterrupt: "), False),
+        (failed(Code.MEMORY, "out of memory"), False),
+        (failed(Code.HANG), False),
+        (failed(Code.BUDGET), False),
+        (failed(Code.SLOWER), False),
+        (record(code=Code.SLOWER), False),
+        (failed("SOMETHING_NEW"), False),
+        (failed(Code.CRASH, explain_exit(-signal.SIGKILL)), False),
+        (failed(Code.CRASH, explain_exit(-signal.SIGTERM)), False),
+        (failed(Code.CRASH, explain_exit(1)), False),
+        (failed(Code.CRASH, explain_exit(None)), False),
+        (failed(Code.CRASH, f"rank 1 {explain_exit(-signal.SIGSEGV)}"), False),
     ],
     ids=str,
 )
-def test_failure_is_reused_where_it_would_repeat(cache, trial, ours, again):
-    assert would_repeat(trial, memory_is_ours=ours) is again
-    cache.append(trial, 1.0, memory_is_ours=ours)
+def test_failure_is_reused_where_it_would_repeat(cache, trial, again):
+    assert would_repeat(trial) is again
+    cache.append(trial, 1.0)
     assert (cache.lookup(PLAN, 1.0) is not None) is again
 
 
@@ -198,7 +191,7 @@ def test_end_of_the_budget_says_nothing_of_a_plan(cache):
 
 def test_failure_comes_back_without_times(cache):
     cache.append(failed(Code.NUMERICS, "the loss differs"), 1.0)
-    found = cache.lookup(PLAN, 1.0, rung=2)
+    found = cache.lookup(PLAN, 1.0)
     assert (found.measurement, found.because) == (None, "the loss differs")
 
 

@@ -15,14 +15,13 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivetrain_core import Measurement
 from drivetrain_core.objective import Objective, throughput
 from drivetrain_search.score import score_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from drivetrain_core import Choice
+    from drivetrain_core import Choice, Measurement
     from drivetrain_search.process.trial import Session, TrialRunner
 
 _RESAMPLES = 1000
@@ -166,16 +165,12 @@ def interval_of_sets(gains: Sequence[float]) -> tuple[float, float]:
 
 def merge(parts: Sequence[Measurement]) -> Measurement:
     """Returns all steps of several measurements of one plan as one."""
-    first = parts[0]
-    return Measurement(
+    return dataclasses.replace(
+        parts[0],
         step_times_s=tuple(time for part in parts for time in part.step_times_s),
-        samples_per_step=first.samples_per_step,
-        tokens_per_step=first.tokens_per_step,
         peak_memory_bytes=max(part.peak_memory_bytes for part in parts),
         data_share=statistics.median(part.data_share for part in parts),
         optimizer_share=statistics.median(part.optimizer_share for part in parts),
-        flops_per_step=first.flops_per_step,
-        setup_s=first.setup_s,
     )
 
 

@@ -191,16 +191,7 @@ class Trials:
         # The first is always measured: it tells how fast the machine is today.
         if self._cache is None or self._yardstick_s is None:
             return None
-        found = self._cache.lookup(choices, self._yardstick_s)
-        if found is None or found.code != Code.SLOWER:
-            return found
-        # It was dropped beside the best plan of another search.
-        if found.measurement is None:
-            return None
-        best = self.best_first()[0].measurement
-        assert best is not None
-        slower = found.measurement.quiet_step_time_s > best.quiet_step_time_s
-        return found if slower else None
+        return self._cache.lookup(choices, self._yardstick_s)
 
     def _measured(self, choices: Choices, *, in_a_race: bool = True) -> dict[str, Any]:
         base = self.reference is None

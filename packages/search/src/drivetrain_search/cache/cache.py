@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import re
-import signal
 import stat
 import threading
 import time
@@ -26,7 +25,6 @@ from drivetrain_core import Code
 from drivetrain_core.services import cache_folder
 from drivetrain_search.cache.cache_key import CACHE_VERSION
 from drivetrain_search.process.partial_libraries import inductor_folder
-from drivetrain_search.process.trial import explain_exit
 from drivetrain_search.report.record import TrialRecord, plain_choices
 
 if TYPE_CHECKING:
@@ -42,10 +40,6 @@ _MOST_CHANGE = 2.0
 _MOST_BYTES = 16 << 20
 _LOCK_S = 2.0
 _LONGEST_S = 1e9
-
-# What a program does to itself, whatever else runs. Its own limits on memory make a
-# native library end like this too, so it counts only where memory does.
-_OWN_SIGNALS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 
 # Files, connections and interrupts are another matter on another day.
 _PASSING = re.compile(
@@ -110,7 +104,7 @@ class TrialCache:
         return cls(place / f"{key}.jsonl")
 
     def lookup(
-        self, choices: Iterable[Choice], baseline_step_s: float, *, rung: int = 0
+        self, choices: Iterable[Choice], baseline_step_s: float
     ) -> TrialRecord | None:
         """Returns the latest trial of a plan with the times of today, or None.
 
@@ -120,7 +114,6 @@ class TrialCache:
         Args:
             choices: The plan.
             baseline_step_s: The quiet step time of this search's baseline.
-            rung: How thorough the measurement must have been at least.
 
         Returns:
             The record, marked as `cached`; its name and `started_s` are those of the
@@ -132,27 +125,17 @@ class TrialCache:
             line = self._latest.get(_name(choices))
         if line is None or not line.repeats:
             return None
-        if line.record.measurement is not None and line.record.rung < rung:
-            return None
         factor = baseline_step_s / line.baseline_step_s
         if not 1.0 / _MOST_CHANGE <= factor <= _MOST_CHANGE:
             return None
         return _scaled(line.record, factor)
 
-    def append(
-        self,
-        record: TrialRecord,
-        baseline_step_s: float,
-        *,
-        memory_is_ours: bool = False,
-    ) -> None:
+    def append(self, record: TrialRecord, baseline_step_s: float) -> None:
         """Adds a trial; does nothing for one that came from the cache.
 
         Args:
             record: The trial.
             baseline_step_s: The quiet step time of this search's baseline.
-            memory_is_ours: Whether nobody else held memory of the device, so that a
-                plan without enough of it fails again. Never so on a CPU.
         """
         _require_time(baseline_step_s)
         # A search that was cut short says nothing of the plan.
@@ -162,7 +145,7 @@ class TrialCache:
             "version": CACHE_VERSION,
             "session": self._session,
             "baseline_step_s": baseline_step_s,
-            "repeats": would_repeat(record, memory_is_ours=memory_is_ours),
+            "repeats": would_repeat(record),
             "record": record.to_dict(),
         }
         with self._lock:
@@ -247,25 +230,16 @@ class _Line(NamedTuple):
             return None
 
 
-def would_repeat(record: TrialRecord, *, memory_is_ours: bool) -> bool:
+def would_repeat(record: TrialRecord) -> bool:
     """Returns whether a trial would end the same way if it ran again.
 
-    Args:
-        record: The trial.
-        memory_is_ours: Whether nobody else held memory of the device.
+    One that ran out of memory or crashed may have had a neighbour that is gone by then.
     """
     if not record.code:
         return record.measurement is not None
-    if record.code == Code.NUMERICS:
-        return True
     if record.code == Code.ERROR:
         return not _is_passing(record.because)
-    if record.code == Code.MEMORY:
-        return memory_is_ours
-    if record.code == Code.CRASH:
-        own = any(explain_exit(-number) in record.because for number in _OWN_SIGNALS)
-        return own and memory_is_ours
-    return False
+    return record.code == Code.NUMERICS
 
 
 def _is_passing(because: str) -> bool:
