@@ -109,23 +109,28 @@ class Carrier:
         return secret
 
     async def _create(self, job: _Item, action: CreateObject) -> None:
-        data = action.item["metadata"]
+        name = action.item["metadata"]["name"]
+        made, is_new = await self._make(action.kind, action.item)
+        owners = made["metadata"].get("ownerReferences") or ()
+        if is_new:
+            logger.info("made %s %s", action.kind, name)
+        elif all(one["uid"] != job["metadata"]["uid"] for one in owners):
+            message = (
+                f"{action.kind} {name} is there and does not belong to the job: delete "
+                "it, or name the job differently"
+            )
+            raise StrangerError(message, status=_CONFLICT)
+        self._put(action.kind, made)
+
+    async def _make(self, kind: str, item: _Item) -> tuple[_Item, bool]:
+        """Makes an object; returns it, or that of its name, and whether it is new."""
         try:
-            made = await self._client.create(action.kind, action.item)
+            return await self._client.create(kind, item), True
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
-            made = await self._client.get(action.kind, data["namespace"], data["name"])
-            owners = made["metadata"].get("ownerReferences") or ()
-            if all(one["uid"] != job["metadata"]["uid"] for one in owners):
-                message = (
-                    f"{action.kind} {data['name']} is there and does not belong to the "
-                    f"job: delete it, or name the job differently"
-                )
-                raise StrangerError(message, status=_CONFLICT) from error
-        else:
-            logger.info("made %s %s", action.kind, data["name"])
-        self._put(action.kind, made)
+        data = item["metadata"]
+        return await self._client.get(kind, data["namespace"], data["name"]), False
 
     async def _delete(self, action: DeleteObject) -> None:
         try:
@@ -213,15 +218,8 @@ class Carrier:
 
     async def _ensure_secret(self, job: _Item, action: EnsureSecret) -> JobSecret:
         namespace = job["metadata"]["namespace"]
-        item = make_secret(action.name, namespace, action.address, action.owner)
-        is_new = True
-        try:
-            item = await self._client.create("Secret", item)
-        except ApiError as error:
-            if error.reason != "AlreadyExists":
-                raise
-            item = await self._client.get("Secret", namespace, action.name)
-            is_new = False
+        wanted = make_secret(action.name, namespace, action.address, action.owner)
+        item, is_new = await self._make("Secret", wanted)
         owners = item["metadata"].get("ownerReferences") or ()
         found = None
         if any(one["uid"] == action.owner["uid"] for one in owners):

@@ -192,11 +192,13 @@ def parse_job(item: Mapping[str, Any]) -> JobSpec:
 
 
 def _bounds(item: Mapping[str, Any]) -> ResourceBounds:
-    least, most = (
-        Resources(
-            cpus=read_quantity(item[name]["cpu"]),
-            memory_bytes=int(read_quantity(item[name]["memory"])),
-        )
-        for name in ("min", "max")
-    )
+    least, most = read_resources(item["min"]), read_resources(item["max"])
     return ResourceBounds(least=least, most=most)
+
+
+def read_resources(item: Mapping[str, Any]) -> Resources:
+    """Returns the CPUs and the memory that an object names as quantities."""
+    return Resources(
+        cpus=read_quantity(item["cpu"]),
+        memory_bytes=int(read_quantity(item["memory"])),
+    )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.observed import Observed
 
 _Item = dict[str, Any]
+_TIMES = frozenset({"startTime", "completionTime", "lastReconcileTime"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +52,22 @@ def status_of(job: _Item) -> _Item:
 def is_finished(job: _Item) -> bool:
     """Whether a job has ended for good."""
     return status_of(job).get("phase") in {"Succeeded", "Failed"}
+
+
+def is_like(before: _Item, after: _Item) -> bool:
+    """Whether two statuses, of whatever kind of job, differ in nothing but times."""
+    return _without_times(before) == _without_times(after)
+
+
+def _without_times(status: _Item) -> _Item:
+    rows = [
+        (one["type"], one["status"], one.get("reason"), one.get("message") or "")
+        for one in status.get("conditions") or ()
+    ]
+    rest = {key: value for key, value in status.items() if key not in _TIMES}
+    trainer = dict(rest.pop("trainerStatus", None) or {})
+    trainer.pop("lastUpdatedTime", None)
+    return {**rest, "conditions": rows, "trainerStatus": trainer}
 
 
 def count_failures(observed: Observed) -> tuple[int, list[str], str]:

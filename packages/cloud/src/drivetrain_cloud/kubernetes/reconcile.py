@@ -12,6 +12,7 @@ from drivetrain_cloud.kubernetes.job_status import (
     Verdict,
     count_failures,
     is_finished,
+    is_like,
     next_status,
     status_of,
 )
@@ -434,20 +435,4 @@ def _set_status(observed: Observed, status: _Item) -> list[OperatorAction]:
         if key in before and key not in status
     }
     status = {**kept, **status}
-    return [] if _plain(before) == _plain(status) else [SetStatus(status=status)]
-
-
-def _plain(status: _Item) -> _Item:
-    """Returns a status without what says only when something has happened."""
-    rows = [
-        (one["type"], one["status"], one.get("reason"), one.get("message"))
-        for one in status.get("conditions") or ()
-    ]
-    rest = {
-        key: value
-        for key, value in status.items()
-        if key not in {"conditions", "startTime", "completionTime"}
-    }
-    trainer = dict(rest.pop("trainerStatus", None) or {})
-    trainer.pop("lastUpdatedTime", None)
-    return {**rest, "conditions": rows, "trainerStatus": trainer}
+    return [] if is_like(before, status) else [SetStatus(status=status)]

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_cloud.kubernetes.job_spec import read_resources
 from drivetrain_cloud.kubernetes.operator_actions import TellEvent
 from drivetrain_cloud.kubernetes.plain_workers import those_of_role
 from drivetrain_cloud.kubernetes.pods import has_ended, is_killed_for_memory
@@ -64,7 +65,7 @@ def fit_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerFit:
     told = (observed.job.get("status") or {}).get("workerResources") or {}
     base = _item(given)
     is_known = told.get("template") == base
-    current = _within(_read(told) if is_known else given, spec.fit)
+    current = _within(read_resources(told) if is_known else given, spec.fit)
     reason = told.get("reason", "") if is_known else ""
     killed = _killed(observed)
     windows, memory = _windows(observed, memory, now_s)
@@ -138,13 +139,6 @@ def _within(resources: Resources, bounds: ResourceBounds) -> Resources:
         memory_bytes=min(
             max(resources.memory_bytes, least.memory_bytes), most.memory_bytes
         ),
-    )
-
-
-def _read(told: Mapping[str, Any]) -> Resources:
-    return Resources(
-        cpus=read_quantity(told["cpu"]),
-        memory_bytes=int(read_quantity(told["memory"])),
     )
 
 

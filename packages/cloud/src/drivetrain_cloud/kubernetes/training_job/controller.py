@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_cloud.kubernetes.api_client import ApiError
 from drivetrain_cloud.kubernetes.control_loop import ControlLoop
 from drivetrain_cloud.kubernetes.informer import Informer
+from drivetrain_cloud.kubernetes.job_status import is_like
 from drivetrain_cloud.kubernetes.operator_actions import SetStatus
 from drivetrain_cloud.kubernetes.training_job.look_after import (
     TrainingObserved,
     look_after,
 )
 from drivetrain_cloud.kubernetes.training_job.scaling import current_scaler, end_scaler
-from drivetrain_cloud.kubernetes.training_job.training_status import is_like
 from drivetrain_cloud.kubernetes.training_job.translate import TRAINING_JOB_LABEL
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from drivetrain_cloud.kubernetes.job_status import is_finished
+from drivetrain_cloud.kubernetes.job_status import is_finished, is_like
 from drivetrain_cloud.kubernetes.operator_actions import (
     CreateObject,
     PatchObject,
@@ -38,7 +38,6 @@ from drivetrain_cloud.kubernetes.training_job.scaling import (
 )
 from drivetrain_cloud.kubernetes.training_job.training_status import (
     invalid_status,
-    is_like,
     training_status,
 )
 from drivetrain_cloud.kubernetes.training_job.translate import (

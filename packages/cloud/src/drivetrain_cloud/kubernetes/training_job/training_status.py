@@ -30,7 +30,6 @@ _KINDS = (
     "Succeeded",
     "Failed",
 )
-_TIMES = ("startTime", "completionTime", "lastReconcileTime")
 
 
 def training_status(
@@ -111,20 +110,6 @@ def invalid_status(job: Mapping[str, Any], message: str, now: str) -> _Item:
     status["conditions"] = [*kept, {**invalid, "lastUpdateTime": now}]
     status["lastReconcileTime"] = now
     return status
-
-
-def is_like(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether two statuses differ in nothing but times."""
-    return _plain(before) == _plain(after)
-
-
-def _plain(status: Mapping[str, Any]) -> _Item:
-    rows = [
-        (one["type"], one["status"], one.get("reason"), one.get("message") or "")
-        for one in status.get("conditions") or ()
-    ]
-    rest = {k: v for k, v in status.items() if k not in {"conditions", *_TIMES}}
-    return {**rest, "conditions": rows}
 
 
 def _phase(below: str, holds: Collection[str], scaler: str) -> str:
