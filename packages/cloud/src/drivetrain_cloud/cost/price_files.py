@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.cost.money import PriceChange, PriceList, PriceListError
+from drivetrain_cloud.cost.table_file import read_rows, read_text
 from drivetrain_cloud.notices.sighting import BadAnswerError, wall_time
 from drivetrain_cloud.spot.capacity import Market
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
     from datetime import datetime
 
 COLUMNS = ("offer", "market", "per_hour", "currency", "valid_from", "source")
@@ -29,7 +29,7 @@ def shipped_prices() -> PriceList:
         'USD'
     """
     text = resources.files(__package__).joinpath("prices/example.csv").read_text()
-    return PriceList(_rows(text.splitlines(), "example.csv"))
+    return PriceList(_rows(text, "example.csv"))
 
 
 def read_prices(
@@ -52,13 +52,9 @@ def read_prices(
         lists = [read_prices(one) for one in (path, *more)]
         return PriceList(change for one in lists for change in one.changes)
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        message = f"{path}: expected text, got something else"
-        raise PriceListError(message) from None
+    text = read_text(path, PriceListError)
     if path.suffix.lower() != ".json":
-        return PriceList(_rows(text.splitlines(), str(path)))
+        return PriceList(_rows(text, str(path)))
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -67,38 +63,13 @@ def read_prices(
     return PriceList(_of_cloud(said, str(path)))
 
 
-def _rows(lines: Iterable[str], where: str) -> Iterator[PriceChange]:
-    numbered = [
-        (number, line)
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if not numbered:
-        message = f"{where}: expected a header of {', '.join(COLUMNS)}, got nothing"
-        raise PriceListError(message)
-    parsed = [_cells(line, f"{where}:{number}") for number, line in numbered]
-    header = tuple(cell.strip() for cell in parsed[0])
-    if header != COLUMNS:
-        message = (
-            f"{where}:{numbered[0][0]}: expected the columns {', '.join(COLUMNS)}, got "
-            f"{', '.join(header)}"
-        )
-        raise PriceListError(message)
-    for (number, _), cells in zip(numbered[1:], parsed[1:], strict=True):
-        at = f"{where}:{number}"
+def _rows(text: str, where: str) -> Iterator[PriceChange]:
+    for at, cells in read_rows(text, where, COLUMNS, PriceListError):
         if len(cells) != len(COLUMNS):
             message = f"{at}: expected {len(COLUMNS)} cells, got {len(cells)}"
             raise PriceListError(message)
-        offer, market, per_hour, currency, valid_from, source = map(str.strip, cells)
+        offer, market, per_hour, currency, valid_from, source = cells
         yield _change(at, offer, market, per_hour, currency, valid_from, source)
-
-
-def _cells(line: str, at: str) -> list[str]:
-    try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error as error:
-        message = f"{at}: {error}"
-        raise PriceListError(message) from None
 
 
 def _change(

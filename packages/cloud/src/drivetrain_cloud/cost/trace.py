@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import random
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drivetrain_cloud.cost.table_file import read_rows, read_text
 from drivetrain_core import ProgramError
 
 if TYPE_CHECKING:
@@ -238,14 +238,6 @@ def _without_repeats(rows: Iterable[tuple[float, int]]) -> list[tuple[float, int
     return found
 
 
-def _cells(line: str, at: str) -> list[str]:
-    try:
-        return [cell.strip() for cell in next(csv.reader([line], strict=True))]
-    except csv.Error as error:
-        message = f"{at}: {error}"
-        raise TraceError(message) from None
-
-
 def read_trace(
     path: str | os.PathLike[str], *, end_s: float | None = None
 ) -> CapacityTrace:
@@ -259,31 +251,15 @@ def read_trace(
         TraceError: It is none, with the line that is wrong.
         OSError: It cannot be read.
     """
-    path = Path(path)
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError:
-        message = f"{path}: expected text, got something else"
-        raise TraceError(message) from None
-    numbered = [
-        (number, _cells(line, f"{path}:{number}"))
-        for number, line in enumerate(lines, 1)
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if not numbered or numbered[0][1] != _COLUMNS:
-        message = (
-            f"{path}: expected the columns {', '.join(_COLUMNS)} in its first line"
-        )
-        raise TraceError(message)
+    text = read_text(Path(path), TraceError)
     changes = []
-    for number, cells in numbered[1:]:
+    for at, cells in read_rows(text, str(path), _COLUMNS, TraceError):
         try:
             seconds, available = cells
             changes.append((float(seconds), int(available)))
         except ValueError:
             message = (
-                f"{path}:{number}: expected seconds and a number of nodes, got "
-                f"{', '.join(cells)}"
+                f"{at}: expected seconds and a number of nodes, got {', '.join(cells)}"
             )
             raise TraceError(message) from None
     last_s = changes[-1][0] if changes else 0.0
