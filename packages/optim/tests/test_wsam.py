@@ -213,6 +213,7 @@ def test_wsam_any_sequence_keeps_the_weights_of_the_paper(sequence, mode, base, 
     for event in sequence:
         before = flat(params)
         if event == "step":
+            wsam.zero_grad()
             drive(wsam, lambda step=step: loss_of(params, step), driver)
             reference.step(numpy_gradient(step))
             step += 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from wsam_reference import (
+    ADAMW,
     DRIVERS,
     MODES,
     SGD,
@@ -34,8 +35,8 @@ def test_wsam_passes_are_two_and_the_first_loss_is_returned():
         return losses[-1]
 
     for p in params:
-        p.grad = torch.full_like(p, 1e6)  # left over, must not be counted
-    with torch.no_grad():
+        p.grad = torch.full_like(p, 1e6)  # cannot be made again by the second pass
+    with torch.no_grad(), pytest.warns(UserWarning, match="accumulated before"):
         result = wsam.step(closure)
     assert len(losses) == 2
     assert result is losses[0]
@@ -43,6 +44,63 @@ def test_wsam_passes_are_two_and_the_first_loss_is_returned():
     expected = run(1, rho=0.1)
     for one, two in zip(params, expected, strict=True):
         assert torch.equal(one, two)
+
+
+def train_by_closures(make, every, steps=6, **options):
+    """Trains with accumulation, as a framework that calls step() with a closure does."""
+    params = parameters()
+    optimizer = make(params, **options)
+    for index in range(every * steps):
+
+        def closure(index=index):
+            loss = loss_of(params, index) / every
+            loss.backward()
+            return loss
+
+        if (index + 1) % every:
+            closure()
+        else:
+            optimizer.step(closure)
+            optimizer.zero_grad()
+    return params
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+@pytest.mark.parametrize("base", [SGD, ADAMW], ids=["sgd", "adamw"])
+def test_wsam_without_sharpness_accumulates_as_its_base(every, base):
+    def wrapped(params, **options):
+        return WSAM(torch_base(params, **base), **options)
+
+    expected = train_by_closures(lambda params: torch_base(params, **base), every)
+    found = train_by_closures(wrapped, every, gamma=0.0)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_wsam_says_what_two_passes_cannot_accumulate():
+    def wrapped(params):
+        return WSAM(torch_base(params, **SGD), rho=0.1)
+
+    train_by_closures(wrapped, 1)
+    with pytest.warns(UserWarning, match=r"drops the gradients.*perturb"):
+        train_by_closures(wrapped, 2)
+
+
+def test_wsam_counts_what_is_accumulated_before_a_step_of_one_pass():
+    params = parameters()
+    wsam = WSAM(torch_base(params, **SGD), rho=0.1, every_k=3)
+    wsam.step(lambda: loss_of(params, 0).backward())
+    wsam.zero_grad()
+    assert not wsam.needs_second_pass
+    loss_of(params, 1).backward()
+    alone = [p.grad.clone() for p in params]
+    wsam.step(lambda: loss_of(params, 1).backward())
+    for param, grad in zip(params, alone, strict=True):
+        assert torch.equal(param.grad, 2 * grad)
+    # Used by the step, these are cleared before the next one.
+    wsam.step(lambda: loss_of(params, 2).backward())
+    used = [p.grad.clone() for p in params]
+    wsam.zero_grad()
+    assert not torch.equal(used[0], 2 * alone[0])
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)

@@ -10,7 +10,11 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from drivetrain_optim._errors import HyperparameterError, StateDictError
+from drivetrain_optim._errors import (
+    HyperparameterError,
+    StateDictError,
+    UnsupportedTensorError,
+)
 from drivetrain_optim.batched._layout import (
     choice_for,
     make_layout,
@@ -32,7 +36,9 @@ from drivetrain_optim.checks._state_checks import check_saved_groups, check_save
 from drivetrain_optim.checks._tensor_checks import (
     check_finite,
     check_parameters,
+    check_whole,
     params_with_gradients,
+    sharding_owner,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +62,9 @@ class BatchedOptimizer(Optimizer, ABC):
     _rules: ClassVar[Mapping[str, Rule]]
     _moments: ClassVar[tuple[str, ...]]
     _own_options: ClassVar[tuple[str, ...]]
+    # The optimizer that made this one for a part of its parameters.
+    _owner: str | None = None
+    _known_whole: bool
 
     def __init__(self, params: ParamsT, options: dict[str, Any]) -> None:
         """Checks the options and builds the parameter groups."""
@@ -69,12 +78,19 @@ class BatchedOptimizer(Optimizer, ABC):
                 raise HyperparameterError(message)
             params = listed
         self._forget()
+        self._owner = sharding_owner(self)
         super().__init__(params, check_options(name, self._rules, options))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restores a copy, which finds the addresses of its own tensors."""
+        """Restores a copy, also of a version that lacked an option.
+
+        It finds the addresses of its own tensors.
+        """
         self._forget()
         super().__setstate__(state)
+        for group in self.param_groups:
+            for name, rule in self._rules.items():
+                group.setdefault(name, rule.default)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a parameter group; nothing is added when this raises.
@@ -119,7 +135,8 @@ class BatchedOptimizer(Optimizer, ABC):
             What the closure returned, or None.
 
         Raises:
-            UnsupportedTensorError: A gradient is sparse or complex.
+            UnsupportedTensorError: A gradient is sparse or complex, or a norm is needed of
+                a parameter of which this rank has a part that is no DTensor.
             HyperparameterError: A learning rate is not a finite number >= 0.
             NonFiniteGradientError: A gradient is not finite, with `check_finite`.
             GraphCaptureError: A CUDA graph is being captured without `capturable`.
@@ -131,6 +148,7 @@ class BatchedOptimizer(Optimizer, ABC):
         # Everything is looked at before the first weight changes.
         works = self._works()
         slots = self._find_slots() if self._slots is None else self._slots
+        self._require_whole(works)
         if any(group["check_finite"] for group in self.param_groups):
             check_finite(type(self).__name__, self.param_groups, slots.any_rank)
         self._update(works, self._grad_scales(works, slots), slots)
@@ -196,6 +214,24 @@ class BatchedOptimizer(Optimizer, ABC):
             slots: The sharded parameters.
         """
 
+    def _require_whole(self, works: Sequence[Work]) -> None:
+        """Raises if a norm is needed of what is not known whole."""
+        name = type(self).__name__
+        clips = any(group["max_grad_norm"] is not None for group in self.param_groups)
+        if clips and self._owner is not None:
+            message = (
+                f"{name}: max_grad_norm bounds the norm of all gradients, but "
+                f"{self._owner} gave this rank a part of the parameters; leave it out "
+                "and call torch.nn.utils.clip_grad_norm_ before the step. Nothing was "
+                "stepped"
+            )
+            raise UnsupportedTensorError(message)
+        takes_norms = clips or any(work.batch.kind.adapts for work in works)
+        if takes_norms and not self._known_whole:
+            for index, group in enumerate(self.param_groups):
+                check_whole(name, index, group)
+            self._known_whole = True
+
     def _moments_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Returns the names of the moments that a group's options ask for."""
         del group
@@ -207,6 +243,7 @@ class BatchedOptimizer(Optimizer, ABC):
         self._known_state: list[dict[str, Any]] = []
         self._known_options: dict[int, dict[str, Any]] = {}
         self._slots: ShardSlots | None = None
+        self._known_whole = False
 
     def _works(self) -> list[Work]:
         """Returns what the step will do; no weight and no moment changes."""

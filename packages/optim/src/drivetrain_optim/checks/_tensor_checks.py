@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
 
 from drivetrain_optim._errors import NonFiniteGradientError, UnsupportedTensorError
 from drivetrain_optim.batched._state import is_freed, local_part
@@ -14,6 +17,18 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+# What marks a shard, whose it is, and what to take instead.
+_MARKS_OF_SHARDS = {
+    "_fsdp_flattened": (
+        "torch's FullyShardedDataParallel",
+        "use fully_shard (FSDP2), whose parameters are DTensors",
+    ),
+    "ds_id": ("DeepSpeed's ZeRO stage 3", "use stage 1 or 2, or fully_shard"),
+    "tensor_model_parallel": (
+        "Megatron's tensor parallelism",
+        "use torch's parallelize_module, whose parameters are DTensors",
+    ),
+}
 _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 
@@ -40,6 +55,45 @@ def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> No
             f"parameter {name} of shape {tuple(param.shape)} is {param.dtype}{hint}"
         )
         raise UnsupportedTensorError(message)
+
+
+def check_whole(optimizer: str, index: int, group: Mapping[str, Any]) -> None:
+    """Raises if a parameter is marked as a shard by something that is no DTensor.
+
+    Its norm cannot be that of the whole: the other shards are not known.
+
+    Raises:
+        UnsupportedTensorError: One is.
+    """
+    for name, param in zip(parameter_names(index, group), group["params"], strict=True):
+        for mark, (whose, way_out) in _MARKS_OF_SHARDS.items():
+            if getattr(param, mark, False) is False:
+                continue
+            message = (
+                f"{optimizer}: norms must be those of whole tensors, but parameter "
+                f"{name} is a shard of {whose}, whose other shards are not known here; "
+                f"{way_out}. Clip by what it offers, without max_grad_norm; AGD without "
+                "max_grad_norm takes no norm. Nothing was stepped"
+            )
+            raise UnsupportedTensorError(message)
+
+
+def sharding_owner(new: Optimizer) -> str | None:
+    """Returns the class of an optimizer that is building another for a part of its own.
+
+    Such as torch's `ZeroRedundancyOptimizer`, which gives each rank a part of the
+    parameters. None if nothing of the kind is on the stack.
+    """
+    frame = inspect.currentframe()
+    while dist.is_available() and dist.is_initialized() and frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Optimizer) and owner is not new:
+            held = vars(owner).values()
+            groups = [one for one in held if isinstance(one, dist.ProcessGroup)]
+            if any(group.size() > 1 for group in groups):
+                return type(owner).__name__
+        frame = frame.f_back
+    return None
 
 
 def params_with_gradients(

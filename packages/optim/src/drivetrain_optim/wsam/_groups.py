@@ -21,7 +21,7 @@ from drivetrain_optim._errors import (
     UnsupportedTensorError,
 )
 from drivetrain_optim.checks._options import checked
-from drivetrain_optim.checks._tensor_checks import check_parameters
+from drivetrain_optim.checks._tensor_checks import check_parameters, check_whole
 from drivetrain_optim.wsam._options import WSAM_OPTIONS
 from drivetrain_optim.wsam._pass import Group, Plan
 
@@ -98,9 +98,12 @@ class GroupOptions:
     @property
     def second_pass_is_due(self) -> bool:
         """Whether the next step needs a second pass."""
-        groups = self._base.param_groups
-        weighed = any(self._of(group, "gamma") > 0 for group in groups)
-        return weighed and self._reuses_left == 0
+        return self.weighs and self._reuses_left == 0
+
+    @property
+    def weighs(self) -> bool:
+        """Whether sharpness has a weight in any group."""
+        return any(self._of(group, "gamma") > 0 for group in self._base.param_groups)
 
     def shared(self, name: str) -> Any:
         """Returns an option that is the same for all groups."""
@@ -134,6 +137,8 @@ class GroupOptions:
         given = {name: self._of(group, name) for name in self._keys}
         checked("WSAM", WSAM_OPTIONS, given)
         check_parameters("WSAM", index, group)
+        if given["gamma"] > 0 or given["max_grad_norm"] is not None:
+            check_whole("WSAM", index, group)
         if given["decouple"] and "lr" not in group:
             message = (
                 "WSAM: decouple=True needs a learning rate in each group, got none in "
@@ -156,9 +161,8 @@ class GroupOptions:
         """
         base = type(self._base).__name__
         for index, group in enumerate(groups):
-            missing = [key for key in self.defaults if key not in group]
-            if not missing and group[_BASE] == base:
-                continue
+            if group.get(_BASE) == base:
+                continue  # An option that an older version lacked has its default.
             found = f"WSAM on {group[_BASE]}" if _BASE in group else "another optimizer"
             message = (
                 f"WSAM: the state dict must be one of WSAM on {base}, but its parameter "

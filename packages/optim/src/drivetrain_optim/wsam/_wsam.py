@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +143,8 @@ class WSAM(Optimizer):
     _options: GroupOptions
     _pending: Pass | None
     _unscaled: list[object]
+    # The gradients that the last step used, and their versions then.
+    _used: list[tuple[weakref.ref[torch.Tensor], int]]
 
     def __init__(
         self,
@@ -171,6 +175,7 @@ class WSAM(Optimizer):
                 "_options": group_options,
                 "_pending": None,
                 "_unscaled": [],
+                "_used": [],
             }
         )
 
@@ -293,8 +298,11 @@ class WSAM(Optimizer):
 
         Args:
             closure: Computes the loss, runs backward, and returns the loss. Called
-                twice (once if no second pass is due), with gradients cleared before
-                each call, so that it may do so itself or not.
+                twice (once if no second pass is due). Gradients that a step has used
+                are cleared before it, so that it may do so itself or not; those that
+                were accumulated since count where there is one pass, and are dropped
+                with a warning where there are two: replay micro-batches in `perturb`.
+                At `gamma = 0` nothing is cleared, as by the base.
 
         Returns:
             What the first call of the closure returned, or None.
@@ -313,7 +321,7 @@ class WSAM(Optimizer):
             raise StepOrderError(message)
         loss = None
         if closure is not None:
-            self.zero_grad()
+            self._clear_for_closure()
             with torch.enable_grad(), self._options.no_sync(self._model):
                 loss = closure()
             if self.needs_second_pass:
@@ -334,7 +342,33 @@ class WSAM(Optimizer):
             )
             raise StepOrderError(message)
         self._forget_copies()
+        self._used = [
+            (weakref.ref(param.grad), param.grad._version)
+            for param in self._params()
+            if param.grad is not None
+        ]
         return loss
+
+    def _params(self) -> Iterator[torch.Tensor]:
+        return (param for group in self.param_groups for param in group["params"])
+
+    def _clear_for_closure(self) -> None:
+        """Clears what a step has used; what was accumulated since only if it must."""
+        self._pending = None
+        if not self._options.weighs:
+            return
+        used = {id(grad()): version for grad, version in self._used}
+        grads = [param.grad for param in self._params() if param.grad is not None]
+        if all(used.get(id(grad)) == grad._version for grad in grads):
+            self.zero_grad()
+        elif self.needs_second_pass:
+            message = (
+                "WSAM: step(closure) drops the gradients that were accumulated before "
+                "it, since its second pass cannot make them again; clear them, or run "
+                "all micro-batches again within `with wsam.perturb():`"
+            )
+            warnings.warn(message, stacklevel=4)
+            self.zero_grad()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears gradients, and drops a pass whose second gradient they are."""
@@ -412,7 +446,7 @@ class WSAM(Optimizer):
         """Returns what a copy needs; like torch's, it has no hooks and no pass."""
         kept = ("defaults", "_base", "_model", "_options")
         state = {name: self.__dict__[name] for name in kept}
-        return {**state, "_pending": None, "_unscaled": []}
+        return {**state, "_pending": None, "_unscaled": [], "_used": []}
 
     @property
     def _perturbed(self) -> bool:
