@@ -55,6 +55,56 @@ def test_streams_of_a_program_are_set(module):
     assert allocated(recorder) == [(1, 1), (0, 2)]
 
 
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+OPERATIONS = {"operator": torch.neg, "function": Twice.apply}
+
+
+@pytest.mark.parametrize("twice", OPERATIONS.values(), ids=OPERATIONS)
+@pytest.mark.parametrize("outer", [0, 3])
+def test_backward_runs_on_the_stream_of_its_forward(twice, outer):
+    with record("backward") as recorder:
+        x = make(1).requires_grad_()
+        one, other = torch.cuda.Stream(), torch.Stream(device="cuda")
+        with one:
+            y = twice(x)
+        with other:
+            z = twice(y)
+        with recorder.stream(outer):
+            last = twice(z)
+            last.backward(torch.ones_like(last))
+            made = make(2)
+        del made
+    forward = [(0, 1), (1, 1), (2, 1), (outer, 1)]
+    backward = [(outer, 1), (outer, 1), (2, 1), (1, 1), (outer, 2)]
+    assert allocated(recorder) == forward + backward
+
+
+def test_stream_that_a_hook_enters_is_its_own():
+    with record("hook") as recorder:
+        gathered = []
+
+        def gather(gradient):
+            with recorder.stream(7):
+                gathered.append(make(2))
+            return gradient
+
+        x = make(1).requires_grad_()
+        with recorder.stream(1):
+            y = -x
+        y.register_hook(gather)
+        (-y).backward(torch.ones_like(y))
+    assert allocated(recorder)[3:] == [(0, 1), (0, 1), (7, 2), (1, 1)]
+
+
 def test_event_of_a_stream_is_done():
     with record("events"):
         side = torch.cuda.Stream()
@@ -152,8 +202,7 @@ REFUSED = {
     "graph": (captured, "a CUDA graph cannot be recorded: run its steps without one"),
     "graphed": (graphed, "a CUDA graph cannot be recorded: run its steps without one"),
     "pool": (pooled, "a pool of memory cannot be recorded: allocate outside of it"),
-    "torch.Stream": (lambda: torch.Stream(device="cuda"), "a device that is there"),
-    "external": (lambda: torch.cuda.ExternalStream(1), "a device that is there"),
+    "external": (lambda: torch.cuda.ExternalStream(1), "make one inside"),
 }
 
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._limits import require_integer
 from drivetrain_memory.trace._format import MOST_BATCH, Operation, Trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 # Of the ratio of the batches: what is routed at random is not quite proportional.
 _TOLERANCE = 0.1
@@ -72,18 +67,14 @@ def scalable(first: Trace, batch: int, second: Trace, other: int) -> Trace:
 
 
 def _require_same_program(first: Trace, second: Trace) -> None:
-    if len(first.events) != len(second.events):
+    fields = ["operation", "stream", "id"]
+    count = min(len(first.events), len(second.events))
+    differs = first.events[fields][:count] != second.events[fields][:count]
+    at = int(np.argmax(np.append(differs, True)))
+    if at < max(len(first.events), len(second.events)):
         message = (
             "the recordings are not of one program: they have "
-            f"{len(first.events)} and {len(second.events)} events"
-        )
-        raise MemoryUseError(message)
-    differs: NDArray[np.bool_] = np.zeros(len(first.events), np.bool_)
-    for field in ("operation", "stream", "id"):
-        differs |= first.events[field] != second.events[field]
-    if differs.any():
-        message = (
-            "the recordings are not of one program: they differ from event "
-            f"{int(np.argmax(differs))} on"
+            f"{len(first.events)} and {len(second.events)} events, and differ from event "
+            f"{at} on"
         )
         raise MemoryUseError(message)

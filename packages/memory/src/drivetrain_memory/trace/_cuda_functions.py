@@ -158,6 +158,7 @@ def cuda_functions(
                 "mem_get_info": memory_info,
                 "memory_summary": always(""),
                 "Stream": stream_type,
+                "ExternalStream": refused("a library's own stream", "make one inside"),
                 "Event": Event,
                 "device": _Guard,
                 "default_stream": always(stream_type(number=0)),
@@ -168,6 +169,7 @@ def cuda_functions(
                 "set_device": require_first,
             },
         ),
+        (torch, {"Stream": stream_type, "Event": Event}),
         (torch.cuda.memory, memory),
         (torch.cuda.nvtx, {"range_push": nothing, "range_pop": nothing}),
         (

@@ -117,7 +117,7 @@ class _Program(TorchFunctionMode):
 
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             # A step that is computed anew in the backward calls functions, too.
-            with self:
+            with self, self._recorder.stream(self._recorder.current_stream):
                 return run(*args, **kwargs)
 
         engine = {"_engine_run_backward": run_backward}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._autograd import _get_sequence_nr
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -44,13 +45,33 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._builder = Builder(name)
         self._device = device
-        self.current_stream = 0
+        self._stream = 0
+        # Of each node of autograd its stream; how many there were, and which one runs.
+        self._streams: dict[int, int] = {}
+        self._num_nodes, self._node = _get_sequence_nr(), -1
         # Of each storage: its end, its block, and its size.
         self._storages: dict[int, tuple[weakref.ref[Any], int, int]] = {}
         # The blocks of what may turn out to lie in the host's memory, and what does.
         self._open: set[int] = set()
         self._loads = False
         self._host: set[int] = set()
+
+    @property
+    def current_stream(self) -> int:
+        """The stream of what is made now; a backward runs on that of its forward."""
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            made = range(self._num_nodes, _get_sequence_nr())
+            self._streams.update(dict.fromkeys(made, self._stream))
+            self._num_nodes, self._node = made.stop, -1
+        elif node._sequence_nr() != self._node:
+            self._node = node._sequence_nr()
+            self._stream = self._streams.get(self._node, self._stream)
+        return self._stream
+
+    @current_stream.setter
+    def current_stream(self, stream: int) -> None:
+        self._stream = stream
 
     @contextmanager
     def stream(self, stream: int) -> Iterator[None]:

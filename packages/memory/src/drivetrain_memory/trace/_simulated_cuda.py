@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,18 +106,13 @@ def accelerator_is_cuda() -> Iterator[None]:
     It computes in the thread that calls it: one of its own might still hold something when
     the process ends.
     """
-    if torch._C._get_accelerator().type == "cuda":
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-        return
-    hooks, table = _hooks_with_cuda()
-    before = hooks.value
-    hooks.value = ctypes.addressof(table)
-    try:
-        with torch.autograd.set_multithreading_enabled(False):
-            yield
-    finally:
-        hooks.value = before
+    with ExitStack() as stack:
+        if torch._C._get_accelerator().type != "cuda":
+            hooks, table = _hooks_with_cuda()
+            stack.callback(setattr, hooks, "value", hooks.value)
+            hooks.value = ctypes.addressof(table)
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        yield
 
 
 @functools.cache

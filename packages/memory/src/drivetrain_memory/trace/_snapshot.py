@@ -43,13 +43,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         found = _PlainUnpickler(io.BytesIO(Path(path).read_bytes())).load()
-    except (
-        pickle.UnpicklingError,
-        EOFError,
-        ValueError,
-        KeyError,
-        IndexError,
-    ) as error:
+    except (pickle.UnpicklingError, EOFError, ValueError, LookupError) as error:
         raise TraceError(path, f"it is no snapshot: {error}") from None
     except (AttributeError, TypeError, MemoryError, OverflowError) as error:
         raise TraceError(path, f"it is damaged: {error}") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import threading
 import weakref
 from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any
@@ -56,10 +55,9 @@ class StandIns(TorchDispatchMode):
         self._device = device
         self._of: Any = WeakIdKeyDictionary()
         self._for: Any = WeakIdKeyDictionary()
-        self._storages: weakref.WeakValueDictionary[int, torch.Tensor]
-        self._storages = weakref.WeakValueDictionary()
+        self._storages: Any = weakref.WeakValueDictionary()
         self._kept: list[tuple[Any, Any]] = []
-        self._thread = threading.local()
+        self._may_ask = False
 
     def known(self, leaf: Any) -> Any:
         """Returns what stands in for a tensor already, or what was given."""
@@ -83,16 +81,15 @@ class StandIns(TorchDispatchMode):
     def call(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls a function of PyTorch with what stands in for its arguments."""
         args, kwargs = tree_map(self.known, (args, kwargs))
-        before = getattr(self._thread, "may_ask", False)
-        self._thread.may_ask = True
+        before, self._may_ask = self._may_ask, True
         try:
             out = function(*args, **kwargs)
         except NeedsStandIns:
-            self._thread.may_ask = False
+            self._may_ask = False
             args, kwargs = tree_map(self.of, (args, kwargs))
             out = function(*args, **kwargs)
         finally:
-            self._thread.may_ask = before
+            self._may_ask = before
         return tree_map(self.back, out)
 
     def __torch_dispatch__(
@@ -116,7 +113,7 @@ class StandIns(TorchDispatchMode):
         if len(own) == len(leaves) and _is_looked_at(func, own):
             with _disable_current_modes():
                 return func(*args, **kwargs)
-        if getattr(self._thread, "may_ask", False):
+        if self._may_ask:
             raise NeedsStandIns
         return func(*tree_map(self.of, args), **tree_map(self.of, kwargs))
 
