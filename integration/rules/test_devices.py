@@ -14,6 +14,7 @@ CUDAS_OWN = {
     "memory/src/drivetrain_memory/_enable.py",
     "memory/src/drivetrain_memory/_mem_pool.py",
     "memory/src/drivetrain_memory/_register.py",
+    "memory/src/drivetrain_memory/_share.py",
     "memory/src/drivetrain_memory/_stats.py",
     "memory/src/drivetrain_memory/_torch_functions.py",
     "memory/src/drivetrain_memory/trace/_cuda_functions.py",

@@ -27,6 +27,7 @@ from drivetrain_core._model.meta_model import Weights as Weights
 from drivetrain_core._model.meta_model import is_meta_model as is_meta_model
 from drivetrain_core._model.names import named_modules as named_modules
 from drivetrain_core._model.names import named_parts as named_parts
+from drivetrain_core._model.snapshot import ModelSnapshot as ModelSnapshot
 from drivetrain_core._optimizer.master_weights import (
     MasterWeightOptimizer as MasterWeightOptimizer,
 )

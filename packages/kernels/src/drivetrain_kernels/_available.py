@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from drivetrain_core.accelerators import accelerator_of
 
@@ -88,6 +89,27 @@ def transforms_refuse(facts: object) -> str | None:
     del facts
     transformed: str | None = transforms_active()
     return transformed
+
+
+def has_tangent(*tensors: torch.Tensor | None) -> bool:
+    """Returns whether forward mode differentiates by one of the tensors.
+
+    An operator without a rule for it would drop the tangent without a word.
+
+    Args:
+        *tensors: None is left out.
+
+    Example:
+        >>> import torch.autograd.forward_ad as forward_ad
+        >>> x = torch.zeros(2)
+        >>> with forward_ad.dual_level():
+        ...     has_tangent(x, forward_ad.make_dual(x, x))
+        True
+    """
+    if forward_ad._current_level < 0:
+        return False
+    given = (tensor for tensor in tensors if tensor is not None)
+    return any(forward_ad.unpack_dual(one).tangent is not None for one in given)
 
 
 @_constant

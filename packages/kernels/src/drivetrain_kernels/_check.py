@@ -102,7 +102,8 @@ def check_like(
             weights have it under autocast.
 
     Raises:
-        DeviceError: One lies on another device.
+        DeviceError: One lies on another device, or is a DTensor where the first is none
+            or the other way round.
         DtypeError: One has another dtype, or is no tensor at all.
     """
     first_name, like = first
@@ -111,6 +112,7 @@ def check_like(
             continue
         tensor = _check_tensor(op, name, value)
         check_device(op, name, tensor, first)
+        check_distribution(op, name, tensor, first)
         if float32_allowed and tensor.dtype == torch.float32:
             continue
         if tensor.dtype != like.dtype:
@@ -120,6 +122,34 @@ def check_like(
                 f"{also}, got {tensor.dtype}; convert one of them"
             )
             raise DtypeError(message)
+
+
+def check_distribution(
+    op: str, name: str, tensor: Tensor, first: tuple[str, Tensor]
+) -> None:
+    """Raises unless both tensors are DTensors, or none is.
+
+    Args:
+        op: The op's name.
+        name: The tensor's name.
+        tensor: The tensor.
+        first: Name and tensor of the other one.
+
+    Raises:
+        DeviceError: Only one is, and torch was not told to take the other as replicated.
+    """
+    one, other = is_distributed(first[1]), is_distributed(tensor)
+    if one == other:
+        return
+    sharded, plain = (first[0], name) if one else (name, first[0])
+    dispatcher = type(first[1] if one else tensor)._op_dispatcher  # type: ignore[attr-defined]
+    if not dispatcher._allow_implicit_replication:
+        message = (
+            f"{op}: {sharded} is a DTensor and {plain} is none; call the op within the "
+            f"forward that gathers {sharded}, give {sharded}.full_tensor(), or make "
+            f"{plain} a DTensor on the same mesh"
+        )
+        raise DeviceError(message)
 
 
 def check_device(op: str, name: str, tensor: Tensor, first: tuple[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import (
+    has_tangent,
     torch_function_missing,
     transforms_refuse,
     triton_missing,
@@ -20,11 +21,13 @@ from drivetrain_kernels._check import (
     autocast_dtype,
     check_at_least,
     check_device,
+    check_distribution,
     check_floating,
     check_integer,
     check_like,
     check_shape,
     check_whole,
+    is_distributed,
 )
 from drivetrain_kernels._dispatch import (
     Example,
@@ -67,6 +70,8 @@ class LinearCrossEntropyFacts:
     reduction: str
     is_plain: bool
     is_sharded: bool
+    is_distributed: bool
+    is_dual: bool
 
 
 def linear_cross_entropy(
@@ -195,6 +200,7 @@ def _facts(
     check_shape(OP_NAME, "bias", bias, weight.shape[:1])
     check_shape(OP_NAME, "target", target, hidden.shape[:-1])
     check_device(OP_NAME, "target", target, ("hidden", hidden))
+    check_distribution(OP_NAME, "target", target, ("hidden", hidden))
     return LinearCrossEntropyFacts(
         device=hidden.device.type,
         dtype=hidden.dtype,
@@ -203,6 +209,8 @@ def _facts(
         reduction=options.reduction,
         is_plain=options.is_plain,
         is_sharded=group is not None,
+        is_distributed=is_distributed(hidden),
+        is_dual=has_tangent(hidden, weight, bias),
     )
 
 
@@ -270,8 +278,18 @@ def _triton(*arguments: Any) -> Tensor:
     return _chunked(*arguments, with_triton=True)
 
 
+def _refuse_chunked(call: LinearCrossEntropyFacts) -> str | None:
+    return _refuse_derivative(call) or transforms_refuse(call)
+
+
+def _refuse_derivative(call: LinearCrossEntropyFacts) -> str | None:
+    if call.is_distributed:
+        return "takes no DTensor"
+    return "knows no forward-mode derivative" if call.is_dual else None
+
+
 def _refuse_triton(call: LinearCrossEntropyFacts) -> str | None:
-    missing: str | None = triton_missing(call.device)
+    missing: str | None = _refuse_derivative(call) or triton_missing(call.device)
     if missing is not None:
         return missing
     return "knows no vocabulary in shards" if call.is_sharded else None
@@ -309,7 +327,9 @@ def _torch(
 
 
 def _refuse_torch(call: LinearCrossEntropyFacts) -> str | None:
-    missing = torch_function_missing("torch.nn.functional.linear_cross_entropy")
+    missing = _refuse_derivative(call) or torch_function_missing(
+        "torch.nn.functional.linear_cross_entropy"
+    )
     if missing is not None:
         return missing
     if not call.is_plain:
@@ -395,7 +415,7 @@ OP: Op[LinearCrossEntropyFacts] = Op(
         Implementation(
             name="chunked",
             call=_chunked,
-            refuse=transforms_refuse,
+            refuse=_refuse_chunked,
             because="its extra memory does not depend on the number of tokens",
         ),
         Implementation(

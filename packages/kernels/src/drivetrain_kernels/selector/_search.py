@@ -25,7 +25,7 @@ from drivetrain_kernels.selector._decide import (
 from drivetrain_kernels.selector._probe import Probe, probe, synchronize
 from drivetrain_kernels.selector._race import race
 from drivetrain_kernels.selector._ranks import agreed_trials
-from drivetrain_kernels.selector._state_snapshot import require_unchanged_parameters
+from drivetrain_kernels.selector._state_snapshot import require_unchanged_values
 from drivetrain_kernels.selector._store import Record, fingerprint
 from drivetrain_kernels.selector._verify import difference, reference_of
 
@@ -137,7 +137,7 @@ class Search:
 
     def _run_eager(self) -> Reference:
         try:
-            require_unchanged_parameters(self.workload)
+            require_unchanged_values(self.workload)
             reference = reference_of(self.workload, self.tolerance)
         except SelectionError:
             raise

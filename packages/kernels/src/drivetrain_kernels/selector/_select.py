@@ -102,7 +102,8 @@ def select(
     against eager's loss and gradients, and timed in turns with eager. The fastest that
     surely beats eager by 2 % is kept; else the target stays as it is, without any
     wrapper. Whatever a compiler raises is recorded in the table and never leaves.
-    Parameters, buffers, gradients and random states are as before.
+    Parameters, buffers, gradients, attributes, lists and mappings, generators and random
+    states are as before. A step that changes parameters or its batch is refused.
 
     Args:
         target: A module or function, not compiled, and not yet wrapped for several

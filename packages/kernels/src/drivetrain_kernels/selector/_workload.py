@@ -36,6 +36,7 @@ class Workload:
 
     Attributes:
         device: Where the target computes: where its tensors are.
+        held: Functions, objects and batches that may hold what a step changes.
         modules: The target, if it is one, and those that functions come to.
         leaves: Parameters and inputs that gradients are computed for, the target's
             first.
@@ -76,6 +77,8 @@ class Workload:
         self.device = self._find_device()
         parameters = [p for module in self.modules for p in module.parameters()]
         leaves: dict[int, Tensor] = {id(t): t for t in (*parameters, *inputs)}
+        # What may change in a step beside the modules.
+        self.held = [one for one in (target, loss, step, *batches) if one is not None]
         self.leaves = [t for t in leaves.values() if t.requires_grad]
 
     @property
