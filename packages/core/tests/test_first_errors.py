@@ -10,6 +10,7 @@ import pytest
 import torch
 from rehearsed_programs import layered, pairs, sgd, squared
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Sampler
 
 from drivetrain_core import DrivetrainError, PlanError, ProgramError, accelerate
@@ -206,7 +207,8 @@ def test_an_optimizer_in_the_backward_is_refused_for_what_it_does():
 
     model = stepped_in_backward()
     with pytest.raises(
-        PlanError, match=r"(the parameters go|the loss differs).*in the backward"
+        PlanError,
+        match=r"(the parameters go|the loss differs).*step after the backward",
     ):
         accelerate(model, nothing, pairs(), squared, strategy=PARTS)
     model = stepped_in_backward()
@@ -288,13 +290,29 @@ def penalized(strategy, of_parameters):
 @pytest.mark.parametrize("of_parameters", [True, False])
 def test_fsdp_of_a_gradient_that_is_differentiated_again_is_refused(of_parameters):
     for text, kinds in run_ranks(penalized, 2, ["fsdp"], of_parameters):
-        assert "differentiates a gradient again" in text
+        assert "to be differentiated again (create_graph)" in text
         assert "use ddp" in text
         assert kinds == {"Parameter"}
 
 
 def test_a_gradient_that_is_differentiated_again_passes_in_one_process():
     assert penalized(["activation_checkpoint"], True) == ("", set())
+
+
+def sharded_already():
+    model = layered()
+    for part in (*model[:2], model):
+        fully_shard(part)
+    try:
+        accelerate(model, sgd, pairs(), squared, strategy=["fsdp"])
+    except DrivetrainError as error:
+        return str(error)
+    return ""
+
+
+def test_a_model_that_is_sharded_already_is_refused():
+    for text in run_ranks(sharded_already, 2):
+        assert "in FSDPModule already" in text
 
 
 class Uneven(Sampler):

@@ -166,3 +166,19 @@ def test_a_hook_on_a_parameter_is_a_reason_to_check_again(tmp_path, register):
     check()
     with pytest.raises(PlanError, match="does not grow with the loss"):
         check(clip)
+
+
+def test_a_hook_of_an_optimizer_is_a_reason_to_check_again(tmp_path):
+    def passes(hook):
+        model, passed = layered(), itertools.count()
+        model.register_forward_hook(lambda *_: (next(passed), None)[1])
+        optimizer = sgd(model.parameters())
+        optimizer.register_step_pre_hook(hook)
+        strategy = [("micro_batch", 2)]
+        accelerate(
+            model, optimizer, pairs(), squared, strategy=strategy, cache=tmp_path
+        )
+        return next(passed)
+
+    assert passes(lambda *_: None) > 0
+    assert passes(lambda *_: print(end="")) > 0

@@ -248,3 +248,67 @@ def refused_of_warm():
 def test_a_statistic_of_one_rank_that_acts_from_the_second_step_on_is_refused():
     for text in run_ranks(refused_of_warm, 2):
         assert "the loss differs at step 2" in text
+
+
+def clipping(limit, of_all):
+    """Returns a hook of an optimizer's step, which clips by the norm of what it can see."""
+
+    def clip(optimizer, args, kwargs):
+        owned = [p for group in optimizer.param_groups for p in group["params"]]
+        if of_all:
+            nn.utils.clip_grad_norm_(owned, limit)
+            return
+        norm = sum(float(p.grad.norm()) ** 2 for p in owned) ** 0.5
+        for parameter in owned if norm > limit else ():
+            parameter.grad.mul_(limit / norm)
+
+    return clip
+
+
+def of_clipping(item, limit, of_all, is_instance):
+    model, hook = layered(), clipping(limit, of_all)
+
+    def factory(parameters):
+        optimizer = sgd(parameters)
+        optimizer.register_step_pre_hook(hook)
+        return optimizer
+
+    optimizer = factory(model.parameters()) if is_instance else factory
+    try:
+        accelerate(model, optimizer, pairs(), squared, strategy=[item], cache=False)
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("is_instance", [True, False])
+@pytest.mark.parametrize("limit", [0.05, 50.0])
+def test_a_hook_that_clips_by_the_norm_of_a_shard_is_refused(limit, is_instance):
+    later = "on 1.04858e+06 times its loss" if limit > 1.0 else "none of the program's"
+    for text in run_ranks(of_clipping, 2, "fsdp", limit, False, is_instance):
+        assert later in text
+        assert "the parameters go" in text
+
+
+def test_a_hook_that_clips_by_the_norm_of_all_passes():
+    assert run_ranks(of_clipping, 2, "fsdp", 50.0, True, True) == ["", ""]
+    assert run_ranks(of_clipping, 2, "ddp", 50.0, False, True) == ["", ""]
+    assert of_clipping(("micro_batch", 2), 0.05, False, True) == ""
+
+
+def test_a_hook_of_an_optimizer_leaves_no_trace_of_the_check():
+    model, seen, calls = layered(), [], 0
+
+    def note(optimizer, args, kwargs):
+        nonlocal calls
+        calls += 1
+        seen.append(calls)
+
+    optimizer = sgd(model.parameters())
+    optimizer.register_step_post_hook(note)
+    accelerated = accelerate(
+        model, optimizer, pairs(), squared, strategy=[("micro_batch", 2)], cache=False
+    )
+    assert (calls, seen) == (0, [])
+    accelerated.train_step(pairs()[0])
+    assert (calls, seen) == (1, [1])

@@ -152,7 +152,7 @@ def test_later_stages_get_the_whole_of_what_ran_before_the_blocks(axis):
 
 def twice():
     model = programs.Model(blocks=2)
-    strategy = [("mesh", {"shard": 2})]
+    strategy = [("mesh", {"tensor": 2})]
     arguments = programs.sgd, programs.batches(1), programs.loss
     accelerate(model, *arguments, strategy=strategy).close()
     with pytest.raises(PlanError, match="distributed already") as caught:

@@ -34,12 +34,16 @@ def test_search_leaves_the_random_state_of_the_program(monkeypatch):
 
 
 @pytest.mark.parametrize("progress", [True, False])
-def test_search_ends_with_a_line_of_what_was_chosen(monkeypatch, capsys, progress):
+def test_search_ends_with_a_line_of_what_was_chosen(
+    monkeypatch, capsys, caplog, progress
+):
+    caplog.set_level("INFO", logger="drivetrain_search")
     monkeypatch.setattr(service, "search", lambda *_: ("plan", "chosen: fused, 2x"))
     monkeypatch.setattr(service, "Payload", lambda **_: None)
     monkeypatch.setattr(service, "read_options", lambda *_, **__: None)
     TrialSearch().search(MagicMock(progress=progress))
     assert capsys.readouterr().err == ("chosen: fused, 2x\n" if progress else "")
+    assert caplog.messages == ([] if progress else ["chosen: fused, 2x"])
 
 
 def test_accelerate_finds_it_and_core_has_a_fallback():

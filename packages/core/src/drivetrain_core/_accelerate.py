@@ -71,8 +71,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCHES = (
-    "number of batches in an epoch, since a step waits for all (let the sampler pad or cut "
-    "their parts, as DistributedSampler does)"
+    "number of batches in an epoch (pad or cut their parts, as a step waits for all)"
 )
 
 
@@ -357,16 +356,11 @@ def _read(
     finally:  # A factory is called once more, when the optimizer is built.
         snapshot.restore()
         put_random_states(states)
-    if source.needs_closure and searches:
+    if source.needs_closure and (searches or owns_step):
         message = (
-            f"{source.kind.__name__} needs a closure, with which no trial can be run; "
-            "give a plan instead of a search, and own_loop=True"
-        )
-        raise ProgramError(message)
-    if source.needs_closure and owns_step:
-        message = (
-            f"{source.kind.__name__} needs a closure, which train_step has not; pass "
-            "own_loop=True and a plan, and call optimizer.step(closure) yourself"
+            f"{source.kind.__name__} needs a closure, which neither a trial of a search nor "
+            "train_step has; pass own_loop=True and a plan, and call "
+            "optimizer.step(closure) yourself"
         )
         raise ProgramError(message)
     context = make_context(

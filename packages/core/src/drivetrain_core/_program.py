@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ForwardFunction = Callable[[nn.Module, Any], Any]
 """Runs the model on a batch and returns its output."""
 
-_WRAPPERS = {"DistributedDataParallel", "FullyShardedDataParallel"}
+_WRAPPERS = {"DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"}
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 """Returns the scalar mean loss of (output, batch)."""
@@ -118,10 +118,11 @@ class Program:
         if not isinstance(model, nn.Module):
             message = f"the model factory returned {type(model).__name__}, not a Module"
             raise ProgramError(message)
-        if around := _WRAPPERS & {base.__name__ for base in type(model).__mro__}:
+        kinds = {base.__name__ for m in model.modules() for base in type(m).__mro__}
+        if around := _WRAPPERS & kinds:
             message = (
                 f"the model is in {min(around)} already, around which a plan "
-                "puts its own: hand over the module inside"
+                "puts its own: hand over the module inside, or as it was before"
             )
             raise ProgramError(message)
         if not any(p.requires_grad for p in model.parameters()):

@@ -28,12 +28,11 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     add_script(apply)
     explain = _add(commands, "explain", "say what a plan does and why", "explain")
     explain.add_argument("plan", help="a plan file")
-    explain.add_argument("--json", action="store_true", help="print JSON")
     text = "what each package offers here, and why not"
     listing = _add(commands, "list", text, "offers")
-    listing.add_argument("--json", action="store_true", help="print JSON")
     doctor = _add(commands, "doctor", "check this machine and installation", "doctor")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    for parser_of_one in (explain, listing, doctor):
+        parser_of_one.add_argument("--json", action="store_true", help="print JSON")
     _mount(commands)
 
 

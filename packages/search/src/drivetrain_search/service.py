@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import random
 import sys
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from drivetrain_core.services import JobStore, SearchProgress, SearchRequest
     from drivetrain_search.report.report import Report
 
+
+logger = logging.getLogger(__name__)
 
 _NUM_STANDARD = 3
 # How often this process has asked for the plan of a program.
@@ -84,6 +87,8 @@ class TrialSearch:
         plan, report = search(payload, written, options, _progress(request))
         if request.progress is True:
             sys.stderr.write(f"{report}\n")
+        else:
+            logger.info("%s", report)
         return plan, report
 
 

@@ -58,12 +58,9 @@ class CommandParser(argparse.ArgumentParser):
 
     def option_names(self) -> dict[str, str]:
         """Returns how the options are typed, by the name of the parsed value."""
-        found = {}
-        for action in self._actions:
-            long = [name for name in action.option_strings if name.startswith("--")]
-            if long:
-                found[action.dest] = long[0]
-        return found
+        # Of several long forms, the first.
+        forms = [(a.dest, f) for a in self._actions for f in a.option_strings[::-1]]
+        return {name: form for name, form in forms if form.startswith("--")}
 
     def _show_help(self, _: argparse.Namespace) -> NoReturn:
         self.print_help(sys.stderr)

@@ -196,10 +196,8 @@ def unwrap(model: nn.Module) -> nn.Module:
         >>> unwrap(torch.nn.DataParallel(model)) is model
         True
     """
-    attribute = _wrapped_attribute(model)
-    while attribute is not None:
+    while (attribute := _wrapped_attribute(model)) is not None:
         model = model.get_submodule(attribute)
-        attribute = _wrapped_attribute(model)
     return model
 
 

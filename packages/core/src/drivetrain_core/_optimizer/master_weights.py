@@ -107,11 +107,10 @@ class MasterWeightOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of the model's own weights."""
         for weight in self._weights:
-            if weight.grad is not None:
-                if set_to_none:
-                    weight.grad = None
-                else:
-                    weight.grad.zero_()
+            if set_to_none:
+                weight.grad = None
+            elif weight.grad is not None:
+                weight.grad.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the inner state and the masters."""

@@ -8,10 +8,9 @@ never returns.
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -151,13 +150,12 @@ def run_script(script: Script) -> None:
 @contextmanager
 def _as_started(script: Script) -> Iterator[None]:
     """Gives the script the folder, `sys.argv` and `sys.path` that Python would."""
-    argv, first, folder = sys.argv, sys.path[0], Path.cwd()
+    argv, first = sys.argv, sys.path[0]
     sys.argv = [script.path, *script.arguments]
     own = script.folder if script.module else Path(script.path).resolve().parent
     sys.path[0] = str(own)
-    os.chdir(script.folder)
     try:
-        yield
+        with chdir(script.folder):
+            yield
     finally:
         sys.argv, sys.path[0] = argv, first
-        os.chdir(folder)

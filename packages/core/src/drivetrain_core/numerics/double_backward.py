@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
-
-# Where `create_graph` stands when it is not named.
-_PLACE = {torch.autograd.grad: 4, torch.autograd.backward: 3, torch.Tensor.backward: 3}
 
 
 class DoubleBackward(TorchFunctionMode):
@@ -18,6 +14,7 @@ class DoubleBackward(TorchFunctionMode):
         is_seen: Whether one was.
 
     Example:
+        >>> import torch
         >>> weight = torch.ones(2, requires_grad=True)
         >>> with DoubleBackward() as mode:
         ...     slope, = torch.autograd.grad((weight**2).sum(), weight, create_graph=True)
@@ -32,9 +29,6 @@ class DoubleBackward(TorchFunctionMode):
     ) -> Any:
         """Looks at what is differentiated, and leaves all functions alone."""
         kwargs = kwargs or {}
-        place = _PLACE.get(func)
-        if place is not None:
-            self.is_seen |= bool(
-                kwargs.get("create_graph", any(args[place : place + 1]))
-            )
+        # Torch hands it on by its name, wherever it stood.
+        self.is_seen |= bool(kwargs.get("create_graph"))
         return func(*args, **kwargs)

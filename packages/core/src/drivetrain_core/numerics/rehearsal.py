@@ -38,7 +38,7 @@ from drivetrain_core._registry import find
 from drivetrain_core._version import __version__
 from drivetrain_core.accelerators import accelerator_of
 from drivetrain_core.accelerators._isolated_rng import isolated_rng
-from drivetrain_core.mesh_shape import data_part
+from drivetrain_core.mesh_shape import data_part, mesh_of
 from drivetrain_core.numerics.checksum import gathered, row_checksums
 from drivetrain_core.numerics.constants import without_constants
 from drivetrain_core.numerics.double_backward import DoubleBackward
@@ -74,14 +74,8 @@ _SYNC = (
 )
 _KEEP = "let the model or the loss hold what the program counts, or pass check=False"
 _ONCE = "change it in a hook of the optimizer's step, or pass check=False"
-_AFTER = (
-    "the program steps its parameters in the backward, on the gradient of each part of a "
-    "batch alone: step them after it, leave the plan out, or pass check=False"
-)
-_TWICE = (
-    "the program differentiates a gradient again (create_graph), and FSDP2 has freed by then "
-    "what it gathered: torch would read freed memory"
-)
+_AFTER = "step after the backward, which has the gradient of a part of the batch alone"
+_TWICE = "FSDP2 frees what a gradient needs to be differentiated again (create_graph)"
 # They draw as the program does. What is compiled in a mode of torch would be compiled again
 # without it, and what is recomputed on another thread knows of none.
 _KEEPS_DRAWS = {Phase.COMPILE, Phase.ACTIVATION_CHECKPOINT}
@@ -147,7 +141,7 @@ class Rehearsal:
         known = share(lambda: _read(record), world, _LIMIT_S, "look for a check")
         if known:
             return known
-        held = self.program.held()
+        held = *self.program.held(), *self._step_hooks()
         snapshot = ModelSnapshot(self._modules(), *held, values=True)
         phases = {find(choice.name).phase for choice in plan.choices}
         try:
@@ -165,13 +159,17 @@ class Rehearsal:
         parts = [self.module, self.program.loss, self.program.forward]
         return torch.nn.ModuleList(p for p in parts if isinstance(p, torch.nn.Module))
 
+    def _step_hooks(self) -> list[Any]:
+        """Returns what the user's optimizer calls before and after its steps."""
+        return list(chain.from_iterable(h.values() for h in self.source.hooks.values()))
+
     def _record(self, plan: Plan) -> Path | None:
         """Returns where it is kept that this plan was checked with this very program."""
         if self.folder is None:
             return None
         program, modules = self.program, list(self._modules().modules())
         parts = [program.loss, program.forward, program.optimizer, program.scheduler]
-        parts += [self.source.kind, *map(type, modules)]
+        parts += [self.source.kind, *map(type, modules), *self._step_hooks()]
         own = [*chain.from_iterable(vars(module).items() for module in modules)]
         hooks = [held for name, held in own if name.endswith("_hooks")]
         hooks += [getattr(p, n) for p in self.module.parameters() for n in _HOOKS]
@@ -234,9 +232,13 @@ class Rehearsal:
         ways = snapshot.ways()
         split = BatchPlan(world_size=ranks, global_batch=rows)
         sizes = [split.for_rank(one).size for one in range(ranks)]
-        self._start(snapshot)
         part = split_batch(_first(batch, rows), sizes)[rank]
-        found = self._observed(plan, self.context, layout, part)
+
+        def planned(times: float = 1.0) -> Observation:
+            self._start(snapshot)
+            return self._observed(plan, self.context, layout, part, times=times)
+
+        found = planned()
         strayed = _strayed(ways, snapshot)
         if world.size > 1:  # Each rank has sent all samples through the program.
             expected = dataclasses.replace(expected, accounting=found.accounting)
@@ -251,7 +253,7 @@ class Rehearsal:
             own = differences(expected, written(rows, seed=1))
             noise = max(own["worst_grad_rel"], 1.0 - own["smallest_cosine"])
             swayed = written(rows, rounded=True)
-            noisy = dataclasses.replace(
+            expected = dataclasses.replace(
                 expected,
                 noise=own["loss_rel"],
                 gradient_noise=noise,
@@ -259,7 +261,7 @@ class Rehearsal:
                 swayed_updates=swayed.updates,
                 swayed_buffers=swayed.buffers,
             )
-            verdict = _agreed(compare(noisy, found, numerics))
+            verdict = _agreed(compare(expected, found, numerics))
         if isinstance(verdict, Reject):
             because = f"a step of it is none of the program's: {verdict.because}"
             modules = self.module.named_modules()
@@ -276,14 +278,36 @@ class Rehearsal:
                 "otherwise, in a forward or loss that is called for each part of the batch"
             )
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_ONCE)
-        parts = world.size * found.accounting.num_micro_batches
-        bent = _bent(expected, partial(written, rows)) if parts > 1 else []
-        if bent:
+        if world.size * found.accounting.num_micro_batches == 1:
+            return differences(expected, found)
+
+        def enlarged(times: float) -> Observation | None:
+            seen = None
+            with suppress(Exception):  # What fails for a huge loss alone tells nothing.
+                seen = written(rows, times=times)
+            is_sound = seen is not None and not not_finite(seen)
+            return seen if all(gathered(is_sound)) else None
+
+        # What has few bits, or is looked at by the program, ends before the larger one.
+        times, huge = _HUGE, enlarged(_HUGE)
+        if huge is None:
+            times, huge = _LARGE, enlarged(_LARGE)
+        if bent := _bent(expected, enlarged, times, huge):
             because = (
                 f"the gradient of {some(bent)} does not grow with the loss, as where a "
                 "hook clips it: that of each part of the batch would be clipped alone"
             )
             raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_CLIP)
+        # An optimizer may take the norm of what a rank has of a gradient. A rank of a
+        # pipeline has its loss from the schedule.
+        names = {choice.name for choice in plan.choices} & {"fsdp", "mesh"}
+        if huge and names and mesh_of(plan.choices, world.size).pipeline == 1:
+            known = ("accounting", "noise", "gradient_noise")
+            huge = dataclasses.replace(huge, **{k: getattr(expected, k) for k in known})
+            verdict = _agreed(compare(huge, planned(times), numerics))
+            if isinstance(verdict, Reject):
+                because = f"on {times:g} times its loss, {verdict.because}"
+                raise PlanError(Code.NUMERICS, str(plan), because=because, fix=_CLIP)
         return differences(expected, found)
 
     def _start(self, snapshot: ModelSnapshot, *, rounded: bool = False) -> None:
@@ -331,12 +355,13 @@ class Rehearsal:
             PlanError: It cannot be applied, or its step fails.
         """
         program, device = self.program, self.device
-        source = dataclasses.replace(self.source, hooks={})
         batch = map_tensors(lambda tensor: tensor.to(device).clone(), batch)
 
         seed += program.seed
         with isolated_rng(seed), RandomStream(seed).in_place():
-            built = build(program, self.module, source, plan, context, device, layout)
+            built = build(
+                program, self.module, self.source, plan, context, device, layout
+            )
             step = partial(_step, built, batch, seed, times)
             try:
                 return agree(step, context.world, "rehearse")
@@ -352,29 +377,34 @@ def _agreed(verdict: Ok | Reject) -> Ok | Reject:
     return next((v for v in every if isinstance(v, Reject)), verdict)
 
 
-def _bent(expected: Observation, written: Callable[..., Observation]) -> list[str]:
+def _bent(
+    expected: Observation,
+    enlarged: Callable[[float], Observation | None],
+    times: float,
+    huge: Observation | None,
+) -> list[str]:
     """Returns the parameters whose gradient is no straight line in the loss.
 
     Args:
         expected: The program as written.
-        written: Trains it again, with its loss `times` as large; all ranks call it.
+        enlarged: Returns it with its loss so many times as large; all ranks call it.
+        times: A large number.
+        huge: What it returns for that.
     """
 
-    def rise(times: float) -> _Samples:
-        found: _Samples = {}
-        with suppress(Exception):  # What fails for a huge loss alone tells nothing.
-            for name, values in written(times=times).samples.items():
-                pairs = zip(expected.samples[name], values, strict=True)
-                found[name] = tuple((b - a) / (times - 1.0) for a, b in pairs)
-        return {n: v for n, v in found.items() if all(map(math.isfinite, v))}
+    def rise(seen: Observation | None, times: float) -> _Samples:
+        samples = {} if seen is None else seen.samples
+        pairs = {
+            n: zip(expected.samples[n], v, strict=True) for n, v in samples.items()
+        }
+        slope = 1.0 / (times - 1.0)
+        return {n: tuple((b - a) * slope for a, b in each) for n, each in pairs.items()}
 
-    far = rise(_HUGE)
-    if not all(gathered(far.keys() == expected.samples.keys())):
-        far = rise(_LARGE) | far  # What has few bits, or is checked, ends before.
+    far = rise(huge, times)
     found = [n for n, v in far.items() if distance(expected.samples[n], v) > _BENT]
     if any(gathered(found)):
         # A hook that adds what does not depend on the gradient may stay.
-        near = rise(2.0)
+        near = rise(enlarged(2.0), 2.0)
         found = [n for n in found if n in near and distance(near[n], far[n]) > _BENT]
     return sorted({name for names in gathered(found) for name in names})
 
