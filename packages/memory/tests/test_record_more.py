@@ -225,7 +225,9 @@ SIZES = {
 
 @pytest.mark.parametrize("program", SIZES.values(), ids=SIZES)
 def test_shares_of_experts_are_refused(program):
-    says = "a whole number that depends on values cannot be recorded: give fixed ones"
+    says = (
+        "a whole number that is not known cannot be recorded: leave it out, or fix it"
+    )
     with pytest.raises(MemoryUseError, match=says), record("experts"):
         program(counts_of(torch.rand(16, 4)))
 

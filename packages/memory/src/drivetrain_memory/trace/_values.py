@@ -40,7 +40,7 @@ def require_number(tensor: torch.Tensor) -> None:
     """
     several = tensor.untyped_storage().nbytes() > tensor.element_size()
     if several and tensor.dtype in _WHOLE and not _is_sure(tensor):
-        refused("a whole number that depends on values", "give fixed ones")()
+        refused("a whole number that is not known", "leave it out, or fix it")()
 
 
 def number(tensor: torch.Tensor) -> Any:
