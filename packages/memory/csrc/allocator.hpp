@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "chunk_pool.hpp"
 #include "chunk_supply.hpp"
 #include "counters.hpp"
+#include "descriptor.hpp"
 #include "driver/driver.hpp"
 #include "history.hpp"
 #include "lease.hpp"
@@ -164,12 +166,8 @@ class Allocator {
 
   // A block that other processes have, or had.
   struct Lent {
-    Lent() = default;
-    ~Lent();
-    Lent(const Lent&) = delete;
-    Lent& operator=(const Lent&) = delete;
-
-    std::vector<int> chunks;
+    std::deque<Descriptor> chunks;
+    // Ended first: who holds it finds the chunks.
     Lease lease;
   };
 
@@ -194,6 +192,11 @@ class Allocator {
   bool is_lent(const Block* block);
   // Whether another process has some of a tag's memory.
   bool lends(std::uint64_t tag);
+  // What is lent of a block from now on.
+  Lent& lend(Block* block);
+  // Closes the descriptors of what no other process has any more. Returns whether there
+  // were any.
+  bool end_leases();
   void destroy_free_chunks();
   // Finds out that streams that were destroyed are done, if any were; the host waits.
   bool finish_gone_streams();

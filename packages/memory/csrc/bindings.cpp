@@ -88,7 +88,7 @@ struct OpenedStorage {
   Bytes size;
 
   OpenedStorage(CudaDriver& driver, int pid, const Shared& shared, Bytes of_size)
-      : memory(driver, pid, shared), size(of_size) {}
+      : memory(driver, pid, shared, of_size), size(of_size) {}
 };
 
 py::typing::Dict<py::str, py::object> as_cuda_array(const OpenedStorage& opened) {
@@ -188,8 +188,8 @@ PYBIND11_MODULE(_extension, m) {
                   "How many there are, all of which can map memory.");
 
   py::class_<OpenedStorage>(m, "OpenedStorage", "Bytes of another process.")
-      .def(py::init([](CudaDriver& driver, int pid, std::vector<int> chunks, int lease,
-                       Bytes offset, Bytes size) {
+      .def(py::init([](CudaDriver& driver, int pid, std::vector<int> chunks,
+                       LeaseId lease, Bytes offset, Bytes size) {
              const Shared shared{std::move(chunks), lease, offset};
              return std::make_unique<OpenedStorage>(driver, pid, shared, size);
            }),
@@ -197,7 +197,8 @@ PYBIND11_MODULE(_extension, m) {
            py::arg("offset"), py::arg("size"), py::keep_alive<1, 2>(), without_gil)
       .def_property_readonly("__cuda_array_interface__", &as_cuda_array);
   m.def(
-      "take_once", [](int pid, int lease) { const LeaseHold hold(pid, lease); },
+      "take_once",
+      [](int pid, LeaseId lease) { const LeaseHold hold(OtherProcess(pid), lease); },
       py::arg("pid"), py::arg("lease"), without_gil,
       "Says that what was sent has come, where the memory is here already.");
 

@@ -1,14 +1,17 @@
 // Who still has memory that was shared with other processes.
 //
-// The owner has a file in memory. Who takes the memory writes a byte to it, and locks
-// it for as long as it has the memory; the system undoes the lock of a process that
-// ends.
+// The owner has a file in memory. Who takes the memory locks it for as long as it has
+// the memory, and writes a byte to it; the system undoes the lock of a process that
+// ends. The owner ends the lease by a lock that excludes all others.
 
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
+#include <utility>
+
+#include "descriptor.hpp"
 
 namespace drivetrain {
 
@@ -17,19 +20,22 @@ class OtherProcess {
  public:
   // Throws MisuseError when it is gone.
   explicit OtherProcess(pid_t pid);
-  ~OtherProcess();
-  OtherProcess(const OtherProcess&) = delete;
-  OtherProcess& operator=(const OtherProcess&) = delete;
 
   // Returns its descriptor as one of this process, which becomes the caller's.
   //
   // Throws MisuseError when it is out of reach.
   int fetch(int file) const;
 
+  pid_t pid() const { return pid_; }
+
  private:
   pid_t pid_;
-  int handle_;
+  Descriptor handle_;
 };
+
+// The owner's descriptor of a lease, and a number that no other lease has: a descriptor
+// that was closed names something else later.
+using LeaseId = std::pair<int, std::uint64_t>;
 
 // The owner's side.
 class Lease {
@@ -44,33 +50,29 @@ class Lease {
   Lease& operator=(const Lease&) = delete;
 
   // By which others take part.
-  int file() const { return file_; }
+  LeaseId id() const { return {file_.get(), number_}; }
 
   // One more is told of the memory, and will take it.
   void send() { ++sent_; }
 
-  // Whether somebody has the memory, or is still to take what was sent.
-  bool in_use() const;
+  // Returns false while somebody has the memory, or is still to take what was sent.
+  // After true nobody takes it any more.
+  bool end();
 
  private:
-  int file_;
+  Descriptor file_;
+  std::uint64_t number_;
   std::uint64_t sent_ = 0;
 };
 
 // The side of who has the memory, for as long as the object lives.
 class LeaseHold {
  public:
-  // Args:
-  //   pid, file: The owner, and its descriptor of the lease.
-  //
-  // Throws MisuseError when the owner is gone or out of reach.
-  LeaseHold(pid_t pid, int file);
-  ~LeaseHold();
-  LeaseHold(const LeaseHold&) = delete;
-  LeaseHold& operator=(const LeaseHold&) = delete;
+  // Throws MisuseError when the owner is out of reach, or the lease has ended.
+  LeaseHold(const OtherProcess& owner, LeaseId lease);
 
  private:
-  int file_;
+  Descriptor file_;
 };
 
 }  // namespace drivetrain

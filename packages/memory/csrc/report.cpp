@@ -69,7 +69,9 @@ std::string advice(Bytes size, const Unused& rest, Bytes pending, Bytes foreign)
     return "graphs keep enough of it: capture fewer, or let them share a pool";
   }
   if (pending >= size) {
-    return "other streams still use enough of it: free it, or wait for them, earlier";
+    return "other streams or processes still use enough of it: free it, or wait for "
+           "them, "
+           "earlier";
   }
   if (foreign > 0 && rest.whole + foreign >= size) {
     return "enough of the device is used by others: see nvidia-smi";

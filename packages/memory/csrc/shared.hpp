@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "lease.hpp"
 #include "units.hpp"
 
 namespace drivetrain {
@@ -12,7 +13,7 @@ struct Shared {
   // Descriptors of the process that shares, which stay its allocator's: of the chunks
   // that the block lies in, one behind the other, and of the lease.
   std::vector<int> chunks;
-  int lease;
+  LeaseId lease;
   // Where the address lies from the beginning of the first chunk on.
   Bytes offset;
 };

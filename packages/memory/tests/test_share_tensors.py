@@ -160,3 +160,29 @@ function, arguments = pickler._extra_reducers[torch.Tensor](torch.ones(3))
 assert function is reductions.rebuild_tensor
 """
     )
+
+
+@pytest.mark.slow
+def test_gpu_that_has_another_number_here_is_refused(run):
+    run(
+        """
+from drivetrain_memory import _share
+
+_share._take_tensors()
+torch.cuda._lazy_init = lambda: None
+there = share_reader.of_host
+tensor = Tensor([1.0, 2.0])
+arguments = torch.UntypedStorage._share_cuda_(tensor.storage)
+# What lies on another GPU is copied to the one that is asked for.
+torch.as_tensor = lambda opened, device: there(opened, device).clone()
+refused(MemoryUseError, "CUDA_VISIBLE_DEVICES",
+        torch.UntypedStorage._new_shared_cuda, *arguments)
+
+# Whom it was sent to has it no longer.
+torch.as_tensor = there
+inner.free(tensor.storage.at, 0, 0, None)
+gc.collect()
+torch.cuda.empty_cache()
+assert active() == 0
+"""
+    )

@@ -412,7 +412,10 @@ def test_tagged_memory_sleeps_and_wakes(fake_cuda):
         fake_cuda,
         """
         from drivetrain_memory import is_asleep, sleep, tag, wake
-        refused(MemoryUseError, "a tag has a name", tag("").__enter__)
+        for name in ("", None, 3, "a\\0b", "\\udc80"):
+            refused(MemoryUseError, "a tag has a name", tag(name).__enter__)
+        with tag("Gewichte, 重み " + 1000 * "x"):
+            pass
         refused(MemoryUseError, "nothing has the tag 'weights'", is_asleep, "weights")
         with tag("weights"):
             weights = inner.allocate(6 << 20, 0, None)

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "../error.hpp"
 
@@ -327,6 +328,7 @@ Address CudaDriver::open(std::size_t count,
   if (api_.cuMemImportFromShareableHandle == nullptr) {
     throw DriverError("the CUDA driver opens no shared memory");
   }
+  close_all();
   const Scope scope(*this);
   std::vector<Handle> chunks;
   const auto release = [&] {
@@ -360,12 +362,25 @@ Address CudaDriver::open(std::size_t count,
   return at;
 }
 
-void CudaDriver::close(Address at, std::size_t count) {
-  if (!synchronize_all()) {
+void CudaDriver::close(Address at, std::size_t count, std::shared_ptr<void> hold) {
+  {
+    const std::lock_guard<std::mutex> lock(closing_mutex_);
+    closing_.push_back({at, count, std::move(hold)});
+  }
+  close_all();
+}
+
+void CudaDriver::close_all() {
+  const std::lock_guard<std::mutex> lock(closing_mutex_);
+  if (closing_.empty() || !synchronize_all()) {
     return;
   }
-  unmap(at, count);
-  unreserve(at, count * chunk_);
+  while (!closing_.empty()) {
+    const Closing one = std::move(closing_.back());
+    closing_.pop_back();
+    unmap(one.at, one.count);
+    unreserve(one.at, one.count * chunk_);
+  }
 }
 
 bool CudaDriver::synchronize_all() {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_set>
@@ -58,8 +60,11 @@ class CudaDriver : public Driver {
   // Throws DriverError when the device refuses; all is as before then.
   Address open(std::size_t count, const std::function<int(std::size_t)>& fetch);
   // The host waits until nothing is under way there; where the device does not let it,
-  // as in a capture, it stays mapped.
-  void close(Address at, std::size_t count);
+  // as in a capture, it stays mapped until the next call of these two.
+  //
+  // Args:
+  //   hold: What lives as long as it is mapped.
+  void close(Address at, std::size_t count, std::shared_ptr<void> hold);
   char* take_host(Bytes bytes) override;
   void give_host(char* memory) override;
   void read(char* to, Address from, Bytes bytes) override;
@@ -68,6 +73,14 @@ class CudaDriver : public Driver {
  private:
   class Scope;
 
+  // Mapped memory of another process that nobody needs here.
+  struct Closing {
+    Address at;
+    std::size_t count;
+    std::shared_ptr<void> hold;
+  };
+
+  void close_all();
   // The context that a stream is of; null for one that was destroyed.
   cuda::Context context_of(Stream stream);
 
@@ -85,6 +98,8 @@ class CudaDriver : public Driver {
   std::vector<cuda::EventHandle> events_;
   // Those of streams of other devices.
   std::unordered_set<Event> foreign_;
+  std::mutex closing_mutex_;
+  std::vector<Closing> closing_;
 };
 
 }  // namespace drivetrain

@@ -4,6 +4,8 @@
 
 #include <sys/types.h>
 
+#include <memory>
+
 #include "../lease.hpp"
 #include "../shared.hpp"
 #include "cuda_driver.hpp"
@@ -16,12 +18,14 @@ class SharedMemory {
   //
   // Args:
   //   pid: The other process.
-  //   shared: What its `Allocator::share` returned.
+  //   shared: What its `Allocator::share` returned, once for each time.
+  //   size: How many bytes are needed from the address on.
   //
-  // Throws MisuseError when that process is gone or out of reach, DriverError when the
-  // device refuses.
-  SharedMemory(CudaDriver& driver, pid_t pid, const Shared& shared);
-  // The host waits until nothing is under way there.
+  // Throws MisuseError when that process is gone or out of reach, shares it no longer,
+  // or has fewer bytes there; DriverError when the device refuses.
+  SharedMemory(CudaDriver& driver, pid_t pid, const Shared& shared, Bytes size);
+  // The host waits until nothing is under way there. Where it may not, as in a capture,
+  // this process has the memory until the driver opens or closes another.
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;
@@ -29,8 +33,7 @@ class SharedMemory {
   Address at() const { return at_ + offset_; }
 
  private:
-  // Given up last.
-  LeaseHold hold_;
+  std::shared_ptr<LeaseHold> hold_;
   CudaDriver& driver_;
   std::size_t count_;
   Bytes offset_;

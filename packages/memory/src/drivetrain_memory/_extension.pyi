@@ -37,7 +37,7 @@ class OpenedStorage:
     """
     Bytes of another process.
     """
-    def __init__(self, driver: CudaDriver, pid: typing.SupportsInt | typing.SupportsIndex, chunks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], lease: typing.SupportsInt | typing.SupportsIndex, offset: typing.SupportsInt | typing.SupportsIndex, size: typing.SupportsInt | typing.SupportsIndex) -> None:
+    def __init__(self, driver: CudaDriver, pid: typing.SupportsInt | typing.SupportsIndex, chunks: collections.abc.Sequence[typing.SupportsInt | typing.SupportsIndex], lease: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex], offset: typing.SupportsInt | typing.SupportsIndex, size: typing.SupportsInt | typing.SupportsIndex) -> None:
         ...
     @property
     def __cuda_array_interface__(self) -> dict[str, typing.Any]:
@@ -50,7 +50,7 @@ class Shared:
     def chunks(self) -> list[int]:
         ...
     @property
-    def lease(self) -> int:
+    def lease(self) -> tuple[int, int]:
         ...
     @property
     def offset(self) -> int:
@@ -263,7 +263,7 @@ def tag(name: str, may_be_new: bool) -> int:
     """
     The number of a tag by its name.
     """
-def take_once(pid: typing.SupportsInt | typing.SupportsIndex, lease: typing.SupportsInt | typing.SupportsIndex) -> None:
+def take_once(pid: typing.SupportsInt | typing.SupportsIndex, lease: tuple[typing.SupportsInt | typing.SupportsIndex, typing.SupportsInt | typing.SupportsIndex]) -> None:
     """
     Says that what was sent has come, where the memory is here already.
     """

@@ -69,7 +69,12 @@ def _take_tensors() -> None:
         driver = _driver(device, library=library)
         opened = extension().OpenedStorage(driver, pid, chunks, lease, offset, size)
         on = torch.device("cuda", device)
-        return torch.as_tensor(opened, device=on).untyped_storage()
+        storage = torch.as_tensor(opened, device=on).untyped_storage()
+        if storage.data_ptr() != opened.__cuda_array_interface__["data"][0]:
+            # PyTorch would have made a copy.
+            message = f"cuda:{device} is another GPU here: see CUDA_VISIBLE_DEVICES"
+            raise MemoryUseError(message)
+        return storage
 
     def end_message(counter: Any, *rest: Any, **options: Any) -> None:
         # The storage is here already, by a message before.

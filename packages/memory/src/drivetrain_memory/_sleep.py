@@ -27,10 +27,10 @@ def tag(name: str) -> Iterator[None]:
         name: Which; the same name may be used again.
 
     Raises:
-        MemoryUseError: `enable` was not called before, or the name is empty.
+        MemoryUseError: `enable` was not called before, or the name is empty, has what
+            cannot be printed, or is no text.
     """
-    _require_enabled()
-    before = extension().set_tag(extension().tag(name, may_be_new=True))
+    before = extension().set_tag(_number_of(name, may_be_new=True))
     try:
         yield
     finally:
@@ -118,7 +118,15 @@ def _in_use(device: int | None) -> Inspector:
 
 def _number(name: str | None) -> int:
     _require_enabled()
-    return 0 if name is None else int(extension().tag(name, may_be_new=False))
+    return 0 if name is None else _number_of(name, may_be_new=False)
+
+
+def _number_of(name: str, *, may_be_new: bool) -> int:
+    _require_enabled()
+    if not (isinstance(name, str) and name and name.isprintable()):
+        message = f"a tag has a name that can be printed, and not {name!r}"
+        raise MemoryUseError(message)
+    return int(extension().tag(name, may_be_new=may_be_new))
 
 
 def _require_enabled() -> None:
