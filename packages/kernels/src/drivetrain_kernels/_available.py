@@ -109,7 +109,8 @@ def has_tangent(*tensors: torch.Tensor | None) -> bool:
     if forward_ad._current_level < 0:
         return False
     given = (tensor for tensor in tensors if tensor is not None)
-    return any(forward_ad.unpack_dual(one).tangent is not None for one in given)
+    tangents = (forward_ad.unpack_dual(one).tangent for one in given)  # type: ignore[no-untyped-call]
+    return any(tangent is not None for tangent in tangents)
 
 
 @_constant

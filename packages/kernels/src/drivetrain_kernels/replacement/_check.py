@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain_core.accelerators import isolated_rng
+from drivetrain_kernels.replacement._formula import relative
 from drivetrain_kernels.replacement._trial_copy import trial_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 TOLERANCES = {
     torch.float64: 1e-12,
@@ -38,6 +39,7 @@ def disagreement(
     standin: Callable[..., Any],
     width: int,
     dtype: torch.dtype,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> float:
     """Returns the largest relative difference of output and gradients.
 
@@ -46,6 +48,7 @@ def disagreement(
         standin: What would be bound to it.
         width: The size of the input's last dimension.
         dtype: Of parameters and input.
+        shapes: Of the parameters, by name; they fit the width.
 
     Returns:
         The largest norm of a difference over the norm; infinite where shapes or dtypes
@@ -56,7 +59,7 @@ def disagreement(
     module = trial_copy(module)
     # Whatever the caller is in: the dtype is given, and gradients are compared.
     with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        return _largest_difference(module, standin, width, dtype, device)
+        return _largest_difference(module, standin, width, dtype, device, shapes)
 
 
 def _largest_difference(
@@ -65,6 +68,7 @@ def _largest_difference(
     width: int,
     dtype: torch.dtype,
     device: torch.device,
+    shapes: Mapping[str, tuple[int, ...]],
 ) -> float:
     generator = torch.Generator().manual_seed(width)
     inputs = [
@@ -72,7 +76,8 @@ def _largest_difference(
         for rows, scale in _INPUTS
     ]
     parameters = {
-        name: _like(p, dtype, generator) for name, p in module.named_parameters()
+        name: random_values(shape, device, dtype, generator)
+        for name, shape in shapes.items()
     }
     worst = 0.0
     # A module in evaluation would hide its dropout.
@@ -80,8 +85,9 @@ def _largest_difference(
         module.train(training)
         plain = _run(module, parameters, x, None)
         ours = _run(module, parameters, x, standin)
-        errors = (_relative(a, b) for a, b in zip(plain, ours, strict=True))
-        worst = max(worst, *errors)
+        for one, other in zip(plain, ours, strict=True):
+            alike = one.dtype == other.dtype
+            worst = max(worst, relative(one, other) if alike else math.inf)
     return worst
 
 
@@ -105,11 +111,23 @@ def sample_input(
     return torch.randn(*rows, width, generator=generator).to(device, dtype)
 
 
-def _like(parameter: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Returns random values for a parameter, so that products keep their size."""
-    scale = 1.0 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
-    values = torch.randn(parameter.shape, generator=generator) * scale
-    return values.to(parameter.device, dtype).requires_grad_()
+def random_values(
+    shape: tuple[int, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> Tensor:
+    """Returns random values for a parameter, so that products keep their size.
+
+    Args:
+        shape: Of the parameter.
+        device: Where to.
+        dtype: Of what dtype.
+        generator: What draws them.
+    """
+    scale = 1.0 if len(shape) < 2 else shape[-1] ** -0.5
+    values = torch.randn(shape, generator=generator) * scale
+    return values.to(device, dtype).requires_grad_()
 
 
 def _run(
@@ -121,7 +139,7 @@ def _run(
     """Returns the output, and the gradients of input and parameters."""
     leaves = [x.detach().clone().requires_grad_(), *parameters.values()]
     with torch.enable_grad(), isolated_rng(0):
-        caller = _Caller(module, standin)
+        caller = Caller(module, standin)
         named = {f"module.{name}": value for name, value in parameters.items()}
         out = torch.func.functional_call(caller, named, (leaves[0],))
         weights = torch.arange(out.numel(), device=out.device).cos().view(out.shape)
@@ -136,7 +154,7 @@ def _run(
     return [out.detach(), *zeros]
 
 
-class _Caller(nn.Module):
+class Caller(nn.Module):
     """Calls the plain `forward` of a module, or its stand-in."""
 
     def __init__(self, module: nn.Module, standin: Callable[..., Any] | None) -> None:
@@ -148,12 +166,3 @@ class _Caller(nn.Module):
         if self.standin is None:
             return self.module.forward(x)
         return self.standin(self.module, x)
-
-
-def _relative(expected: Tensor, found: Tensor) -> float:
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return math.inf
-    apart = torch.linalg.vector_norm(expected.double() - found.double())
-    norm = torch.linalg.vector_norm(expected.double())
-    value = float(apart / norm) if float(norm) else float(apart)
-    return math.inf if math.isnan(value) else value

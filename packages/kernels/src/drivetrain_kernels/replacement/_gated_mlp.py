@@ -14,6 +14,8 @@ from drivetrain_kernels.replacement._identify import OpMatch, Standin, method
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from drivetrain_kernels.replacement._facts import Facts
+
 _THREE = (
     ("gate_proj", "up_proj", "down_proj"),
     ("w1", "w3", "w2"),
@@ -74,7 +76,9 @@ def _guess(
 
 
 @functools.cache
-def _standin(names: tuple[str, ...], approximate: str | None, impl: str) -> Standin:
+def _standin(
+    names: tuple[str, ...], approximate: str | None, impl: str, known: Facts
+) -> Standin:
     gated: Callable[..., Tensor] = functools.partial(_swiglu.swiglu, impl=impl)
     if approximate is not None:
         gated = functools.partial(_geglu.geglu, approximate=approximate, impl=impl)
@@ -85,11 +89,10 @@ def _standin(names: tuple[str, ...], approximate: str | None, impl: str) -> Stan
         out: Tensor = getattr(module, down)(gated(gate, up))
         return out
 
-    def weight_of(module: nn.Module) -> Tensor:
-        weight: Tensor = getattr(module, down).weight
-        return weight
+    def weight_of(module: nn.Module) -> Any:
+        return getattr(getattr(module, down), "weight", None)
 
-    return method(compute, weight_of)
+    return method(compute, weight_of, known)
 
 
 def _gate_and_up(

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from drivetrain_kernels._dispatch import Op
+    from drivetrain_kernels.replacement._facts import Facts
 
 Standin = Callable[..., Any]
 """A function that is bound to a module in place of its `forward`."""
@@ -25,8 +28,9 @@ class OpMatch:
         kind: As plans name it.
         what: The op and its options, for tables.
         op: The op's table of implementations.
-        build: Returns the stand-in for an implementation by name; the same object
-            for the same options, so that compiled code is shared by layers.
+        build: Returns the stand-in for an implementation by name, and for what the
+            module's forward reads; the same object for the same options, so that
+            compiled code is shared by layers.
         facts: Returns the facts of the op's call, for a module and its input.
         width: The size of the input's last dimension.
     """
@@ -34,29 +38,35 @@ class OpMatch:
     kind: str
     what: str
     op: Op[Any]
-    build: Callable[[str], Standin]
+    build: Callable[[str, Facts], Standin]
     facts: Callable[[nn.Module, Tensor], Any]
     width: int
 
 
 def method(
-    compute: Callable[[Any, Tensor], Tensor], weight_of: Callable[[Any], Tensor]
+    compute: Callable[[Any, Tensor], Tensor],
+    weight_of: Callable[[Any], Any],
+    known: Facts,
 ) -> Standin:
     """Returns a stand-in from a function of (module, input).
 
     A call of another form than the checked one goes to the module's own `forward`: with
-    further arguments, or with an input of another dtype than its parameters', as
-    autocast makes them.
+    further arguments, with an input of another dtype than its parameters', as autocast
+    makes them, or when an attribute or a part that its forward reads, or a hook on one,
+    has changed since.
 
     Args:
         compute: Computes what the module's `forward` does.
         weight_of: Returns the parameter whose dtype the input must have.
+        known: What the forward read when it was checked.
     """
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs or len(args) != 1 or args[0].dtype != weight_of(self).dtype:
-            return type(self).forward(self, *args, **kwargs)
-        return compute(self, args[0])
+        weight = weight_of(self)
+        is_known = not kwargs and len(args) == 1 and isinstance(weight, torch.Tensor)
+        if is_known and args[0].dtype == weight.dtype and known.hold_for(self):
+            return compute(self, args[0])
+        return type(self).forward(self, *args, **kwargs)
 
     forward._stands_in = True  # type: ignore[attr-defined]
     return forward

@@ -14,6 +14,7 @@ from drivetrain_kernels.replacement._identify import OpMatch, Standin, method, n
 
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._norm_rows import NormFacts
+    from drivetrain_kernels.replacement._facts import Facts
 
 
 def rms_norm_matches(module: nn.Module) -> list[OpMatch]:
@@ -78,22 +79,24 @@ def _rms_norm_match(width: int, eps: float, offset: float, cast: str) -> OpMatch
 
 
 @functools.cache
-def _rms_norm_standin(eps: float, offset: float, cast: str, impl: str) -> Standin:
+def _rms_norm_standin(
+    eps: float, offset: float, cast: str, impl: str, known: Facts
+) -> Standin:
     def compute(module: nn.Module, x: Tensor) -> Tensor:
         weight: Tensor = module.weight  # type: ignore[assignment]
         return _rms_norm.rms_norm(
             x, weight, eps=eps, offset=offset, cast=cast, impl=impl
         )
 
-    return method(compute, _weight)
+    return method(compute, _weight, known)
 
 
 @functools.cache
-def _layer_norm_standin(eps: float, impl: str) -> Standin:
+def _layer_norm_standin(eps: float, impl: str, known: Facts) -> Standin:
     def compute(module: nn.LayerNorm, x: Tensor) -> Tensor:
         return _layer_norm.layer_norm(x, module.weight, module.bias, eps=eps, impl=impl)
 
-    return method(compute, _weight)
+    return method(compute, _weight, known)
 
 
 def _weight(module: nn.Module) -> Tensor:

@@ -19,6 +19,7 @@ from drivetrain_kernels._errors import (
     ReplacementError,
 )
 from drivetrain_kernels.replacement._check import TOLERANCES, disagreement, sample_input
+from drivetrain_kernels.replacement._facts import facts_of, has_hooks
 from drivetrain_kernels.replacement._handle import Left, Replaced, Replacement
 from drivetrain_kernels.replacement._identify import is_standin
 from drivetrain_kernels.replacement._loss_head import (
@@ -33,6 +34,7 @@ from drivetrain_kernels.replacement._module_types import (
     known_to_be_left,
     matches_for,
 )
+from drivetrain_kernels.replacement._proof import Proof
 from drivetrain_kernels.replacement._trial_copy import trial_copy
 
 if TYPE_CHECKING:
@@ -147,14 +149,19 @@ class _Swap:
         kind = type(module).__name__
         best, error, why = None, None, self._nothing_to_gain(module, matches[0])
         if not why:
-            best, error, why = self._best(module, matches)
+            proof = Proof(module, matches[0].width)
+            best, error, why = self._best(module, matches, proof)
         if best is not None:
             impl, why = self._implementation(module, best)
             if not why:
-                standin = best.build(impl)
-                own = disagreement(module, standin, best.width, _dtype(module))
+                standin = best.build(impl, facts_of(module))
+                own = disagreement(
+                    module, standin, proof.width, _dtype(module), proof.shapes
+                )
                 if self.verify and not own <= TOLERANCES[_dtype(module)]:
                     why = f"{best.what} by {impl} differs by {own:.1e}"
+                elif self.verify and (worse := proof.rounds_worse(standin)):
+                    why = f"{best.what} by {impl} {worse}"
                 else:
                     bound = types.MethodType(standin, module)
                     error = max(own, error or 0.0)
@@ -175,6 +182,10 @@ class _Swap:
         if plain is None or kind not in self.wanted:
             return
         device, dtype = _device(module), _dtype(module)
+        if device.type == "meta":
+            why = "its parameters are on the meta device"
+            self.left.append(Left(name=name, module=_loss_of(module), why=why))
+            return
         impl = self.wanted[kind]
         ours = causal_loss(impl)
         why = f"{compiled} is compiled; replace before compiling" if compiled else ""
@@ -213,17 +224,23 @@ class _Swap:
         )
 
     def _best(
-        self, module: nn.Module, matches: list[OpMatch]
+        self, module: nn.Module, matches: list[OpMatch], proof: Proof
     ) -> tuple[OpMatch | None, float | None, str]:
         """Returns the match that computes what the module does, by its reference."""
         found: list[tuple[float, float, OpMatch]] = []
-        why = ""
-        for match in matches:
+        why, known = proof.why, facts_of(module)
+        for match in () if why else matches:
             try:
-                standin = match.build("reference")
-                error = disagreement(module, standin, match.width, _dtype(module))
+                standin = match.build("reference", known)
+                apart = proof.error(standin)
+                if not apart <= proof.alike:
+                    why = f"it is no {match.what}: in float64 it differs by {apart:.1e}"
+                    continue
                 # Where it rounds shows in few bits only.
-                few = disagreement(module, standin, match.width, torch.bfloat16)
+                error, few = (
+                    disagreement(module, standin, proof.width, dtype, proof.shapes)
+                    for dtype in (_dtype(module), torch.bfloat16)
+                )
             except Exception as failure:  # noqa: BLE001
                 # The module is something else, which may raise whatever it likes.
                 why = f"it takes other input: {type(failure).__name__}"
@@ -325,6 +342,13 @@ def _unfit(module: nn.Module, compiled: str) -> str:
         return "another library has set its forward"
     if compiled:
         return f"{compiled} is compiled; replace before compiling"
+    hooked = [
+        name
+        for name, _, _ in facts_of(module).parts
+        if has_hooks(getattr(module, name))
+    ]
+    if hooked:
+        return f"its part {hooked[0]!r} has hooks, which would not fire"
     for parameter in module.parameters():
         if type(parameter.data) is not Tensor:
             return f"its parameters are {type(parameter.data).__name__}; replace before"
