@@ -64,6 +64,13 @@ def _() -> Case:
     return Case(model=model)
 
 
+@row("hook on a parameter that clips larger gradients")
+def _() -> Case:
+    model = Net()
+    model.blocks[0].up.weight.register_hook(lambda grad: grad.clamp(-5.0, 5.0))
+    return Case(model=model)
+
+
 @row("attribute on parameters that the factory goes by")
 def _() -> Case:
     model = Net()
@@ -371,6 +378,21 @@ def _() -> Case:
     return Case(model=model, optimizer=optimizer)
 
 
+@row("optimizer hook that clips by `.item()` of norms")
+def _() -> Case:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+
+    def clip(one: Any, *_: Any) -> None:
+        grads = [p.grad for g in one.param_groups for p in g["params"]]
+        norm = sum(grad.norm().item() ** 2 for grad in grads) ** 0.5
+        for grad in grads if norm > 0.1 else ():
+            grad.mul_(0.1 / norm)
+
+    optimizer.register_step_pre_hook(clip)
+    return Case(model=model, optimizer=optimizer)
+
+
 @row("optimizer that was stepped before")
 def _() -> Case:
     model = Net()
@@ -448,6 +470,30 @@ def _() -> Case:
             return x + self.mlp(self.second_norm(x))
 
     return Case(model=Net(Closed))
+
+
+@row("loss that counts its calls")
+def _() -> Case:
+    calls = 0
+
+    def loss(output: Any, batch: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return cross_entropy(output, batch) * (1.0 + 0.01 * calls)
+
+    return Case(model=Net(), loss=loss)
+
+
+@row("loss with a gradient penalty")
+def _() -> Case:
+    model = Net()
+
+    def loss(output: Any, batch: Any) -> torch.Tensor:
+        value = cross_entropy(output, batch)
+        (slope,) = torch.autograd.grad(value, model.head.weight, create_graph=True)
+        return value + slope.square().sum()
+
+    return Case(model=model, loss=loss)
 
 
 @row("loss that is a sum")

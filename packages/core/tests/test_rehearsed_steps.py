@@ -8,6 +8,7 @@ import pytest
 import torch
 from rehearsed_programs import layered, pairs, sgd, squared
 from torch import nn
+from torch.nn import functional
 
 from drivetrain_core import PlanError, accelerate
 from drivetrain_testing import run_ranks
@@ -174,7 +175,7 @@ def annealed_global(model):
 
 
 HIDDEN = {
-    Followed: "a tensor of shape",
+    Followed: "a tensor that the model does not own",
     Annealed: "calls changes",
     annealed_cell: "calls changes",
     annealed_list: "0 changes",
@@ -203,6 +204,28 @@ def test_what_a_loss_counts_or_averages_for_each_part_is_refused(make):
 @pytest.mark.parametrize("make", HIDDEN)
 def test_what_a_loss_counts_or_averages_passes_where_it_is_called_as_often(make):
     assert of_hidden(make, "activation_checkpoint") == ""
+
+
+class Attending(nn.Module):
+    """Has a bias, that of the keys, which changes nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(
+            self.query(x), self.key(x), self.value(x)
+        )
+
+
+@pytest.mark.parametrize("item", [("precision", "bf16_autocast"), "optimizer_impl"])
+def test_a_teacher_of_weights_that_go_as_rounding_goes_passes(item):
+    torch.manual_seed(0)
+    model = nn.Sequential(Attending(), nn.Linear(6, 6))
+    data = [(torch.randn(8, 5, 6), torch.randn(8, 5, 6)) for _ in range(2)]
+    loss = Followed(model)
+    accelerate(model, torch.optim.AdamW, data, loss, strategy=[item], cache=False)
 
 
 def test_each_rank_moves_its_own_teacher_as_the_program_does():

@@ -418,18 +418,19 @@ def _strayed(
         expected: The ways in the program as written.
         snapshot: That they were taken from; it looks at what is there now.
     """
-    names = set[str]()
+    names, apart, whole = set[str](), 0.0, 0.0
     for (name, way), (_, found) in zip(expected, snapshot.ways(), strict=True):
-        if not way.dim():
+        if way.numel() == found.numel() == 1:
             # What is no counter may have one value for each part of a batch.
             times = float(found / way)
             number = round(times) if math.isfinite(times) else 0
-            is_astray = number > 1 and abs(times - number) < _COUNTED * number
-        else:
-            apart = way.shape == found.shape and torch.dist(way, found)
-            is_astray = bool(way.any()) and bool(apart > MOST_ASTRAY * way.norm())
-        if is_astray:
-            names.add(name)
+            if number > 1 and abs(times - number) < _COUNTED * number:
+                names.add(name)
+        elif way.shape == found.shape and way.any():
+            # All together: what follows a weight without a gradient goes as rounding goes.
+            apart, whole = apart + (way - found).norm() ** 2, whole + way.norm() ** 2
+    if apart > (MOST_ASTRAY**2) * whole:
+        names.add("a tensor that the model does not own")
     return {name for names in gathered(names) for name in names}
 
 
