@@ -22,8 +22,9 @@ struct PageRef {
 
 struct Chunk {
   Handle handle = 0;
-  // The graph that it is private to while it is spare; 0 for none.
+  // The graph that it is private to while it is spare, and the tag there; 0 for none.
   std::uint64_t graph = 0;
+  std::uint64_t tag = 0;
   // The page that holds it; no extent while it is spare.
   PageRef holder{nullptr, 0};
   // Every page that maps it, the holder among them.

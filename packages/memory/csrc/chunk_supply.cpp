@@ -63,6 +63,7 @@ void ChunkSupply::take_from(Block* block, PageRun run, Arena& to,
     const ChunkId id = extent.pages[page].chunk;
     pool_[id].holder = {nullptr, 0};
     pool_[id].graph = from.graph();
+    pool_[id].tag = from.tag();
     chunks.push_back(id);
   }
   from.lend(block, run);
@@ -72,9 +73,9 @@ void ChunkSupply::from_free_chunks(std::size_t count, Arena& to, bool capturing,
                                    std::vector<ChunkId>& chunks) {
   std::vector<ChunkId>& free_chunks = pool_.free_chunks();
   for (std::size_t i = free_chunks.size(); i-- > 0 && chunks.size() < count;) {
-    const Ticket after = pool_[free_chunks[i]].after;
-    const std::uint64_t graph = pool_[free_chunks[i]].graph;
-    if (graph != 0 && graph != to.graph()) {
+    const Chunk& chunk = pool_[free_chunks[i]];
+    const Ticket after = chunk.after;
+    if (chunk.graph != 0 && (chunk.graph != to.graph() || chunk.tag != to.tag())) {
       continue;
     }
     const bool free_of_wait = after.clock == nullptr || after.clock == &to.clock();

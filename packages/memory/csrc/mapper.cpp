@@ -342,6 +342,13 @@ void Mapper::give_up(Arena& arena, Block* claimed, const std::vector<Return>& re
     page.left_at = arena.clock().now();
     chunks.push_back(page.chunk);
   }
+  for (const ChunkId id : chunks) {
+    if (arena.graph() != 0 && pool_[id].holder.extent != nullptr) {
+      // It may be what the graph had before, and is still mapped where it had it.
+      pool_[id].graph = arena.graph();
+      pool_[id].tag = arena.tag();
+    }
+  }
   put_back(arena, chunks);
   arena.abandon(claimed);
 }

@@ -5,12 +5,19 @@
 //
 // Without a name all of them run. Prints what is wrong, and fails if anything is.
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <thread>
+#include <vector>
 
 #include "../allocator.hpp"
 #include "../driver/cuda_driver.hpp"
+#include "../driver/host_driver.hpp"
+#include "../driver/shared_memory.hpp"
 #include "../error.hpp"
 #include "strict/control.hpp"
 
@@ -319,6 +326,171 @@ void driver_destroys_its_events() {
   expect(strict::count(strict::Kind::kEvents) == before, "events leak");
 }
 
+// What a capture was refused stays its graph's, and its tag's there: a replay writes to
+// it, which sleep of another tag must not prevent.
+void graph_keeps_mappings_of_all_its_tags() {
+  Machine machine(4, Machine::least());
+  Allocator& memory = *machine.allocator;
+  const PoolKey weights{7, 1};
+  const PoolKey cache{7, 2};
+  const strict::U64 capture = machine.capture(kOne);
+  const Address first = memory.allocate(kChunk, kOne, weights);
+  memory.allocate(kChunk, kOne, weights);
+  memory.free(first);
+  memory.free(memory.allocate(kChunk, kTwo));
+  try {
+    memory.allocate(3 * kChunk, kOne, weights);
+    expect(false, "a capture takes what it would have to wait for");
+  } catch (const OutOfMemory&) {
+  }
+  const Address second = memory.allocate(kChunk, kOne, cache);
+  strict::locked([&](strict::State& now) { strict::end_capture(now, capture); });
+  const std::uint64_t tags[] = {2, 1, 2};
+  for (const std::uint64_t tag : tags) {
+    memory.sleep(tag, true);
+    memory.wake(tag);
+    expect(memory_at(first) != 0 && memory_at(second) != 0,
+           "a page that a graph uses lacks its memory after sleep");
+  }
+}
+
+// Refuses all but the first few mappings from now on. There is room behind all ranges.
+struct RefusingDriver : HostDriver {
+  using HostDriver::HostDriver;
+
+  Address reserve(Bytes bytes) override {
+    const Address at = HostDriver::reserve(bytes + kRoom);
+    HostDriver::unreserve(at + bytes, kRoom);
+    return at;
+  }
+
+  void map(Address at, const Handle* chunks, std::size_t count) override {
+    if (left == 0) {
+      throw DriverError("refused");
+    }
+    --left;
+    HostDriver::map(at, chunks, count);
+  }
+
+  static constexpr Bytes kRoom = 64 * kChunk;
+  std::uint64_t left = ~std::uint64_t{0};
+};
+
+// A request that the driver refuses in the middle leaves a graph its memory too.
+void graph_keeps_memory_after_a_refused_mapping() {
+  RefusingDriver driver(36 * kChunk, kChunk);
+  Allocator memory(driver, Machine::everything());
+  const Address first = memory.allocate(4 * kChunk, kOne, kGraph);
+  memory.allocate(24 * kChunk, kOne, kGraph);
+  memory.free(first);
+  try {
+    memory.allocate(36 * kChunk, kOne, kGraph);
+    expect(false, "more is allocated than there is");
+  } catch (const OutOfMemory&) {
+  }
+  // What is free is mapped first, up to where the addresses were extended.
+  driver.left = 1;
+  try {
+    memory.allocate(12 * kChunk, kOne, kGraph);
+    expect(false, "the case is another one");
+  } catch (const DriverError&) {
+  }
+  driver.left = ~std::uint64_t{0};
+  auto* const written = reinterpret_cast<unsigned char*>(first);
+  std::memset(written, 1, 4 * kChunk);
+  try {
+    for (;;) {
+      std::memset(reinterpret_cast<void*>(memory.allocate(kChunk, kTwo)), 2, kChunk);
+    }
+  } catch (const OutOfMemory&) {
+  }
+  for (Bytes i = 0; i < 4 * kChunk; i += kChunk) {
+    expect(written[i] == 1, "memory that a graph uses is given to others");
+  }
+}
+
+// One thread lets a tag sleep and wake, while others allocate, free, share, take what
+// is shared, trim and look.
+void threads_beside_sleep() {
+  Machine machine(48);
+  Allocator& memory = *machine.allocator;
+  constexpr int kTurns = 60;
+  constexpr Bytes kSize = 5 * kChunk + 512;
+  std::atomic<bool> ended{false};
+  std::atomic<std::uint64_t> wrong{0};
+  const auto until_ended = [&](auto act) {
+    return std::thread([&ended, &wrong, act] {
+      for (std::uint64_t i = 0; !ended; ++i) {
+        try {
+          act(i);
+        } catch (const OutOfMemory&) {
+        } catch (const Error&) {
+          ++wrong;
+        }
+      }
+    });
+  };
+  std::vector<std::thread> threads;
+  for (const Stream stream : {kOne, kTwo}) {
+    threads.push_back(until_ended([&memory, stream](std::uint64_t i) {
+      const Bytes size = (i % 7 + 1) * (kChunk / 2);
+      const Address at = memory.allocate(size, stream, {0, 2 + i % 2});
+      if (i % 3 == 0) {
+        memory.record_stream(at + size / 2, stream == kOne ? kTwo : kOne);
+      }
+      memory.free(at);
+    }));
+  }
+  CudaDriver taker(0, false, "");
+  threads.push_back(until_ended([&](std::uint64_t i) {
+    const Bytes size = 700 + i % 3 * kChunk;
+    const Address at = memory.allocate(size, kOne, {0, 4});
+    auto* const written = reinterpret_cast<unsigned char*>(at);
+    const auto value = static_cast<unsigned char>(i);
+    written[0] = written[size - 1] = value;
+    const Shared shared = memory.share(at);
+    memory.free(at);
+    const SharedMemory taken(taker, getpid(), shared, size);
+    const auto* const read = reinterpret_cast<const unsigned char*>(taken.at());
+    wrong += read[0] != value || read[size - 1] != value;
+  }));
+  threads.push_back(until_ended([&](std::uint64_t i) {
+    if (i % 16 == 0) {
+      memory.trim();
+    }
+    const Counters found = memory.counters();
+    wrong += found.live_bytes > found.active_bytes ||
+             found.active_bytes > found.reserved_bytes || found.asleep_bytes > kSize;
+    memory.each_block([](const Block&) {});
+    memory.history();
+  }));
+  memory.keep_history(50);
+  const Address kept = memory.allocate(kSize, kOne, {0, 1});
+  auto* const bytes = reinterpret_cast<unsigned char*>(kept);
+  for (int turn = 0; turn < kTurns;) {
+    std::memset(bytes, turn, kSize);
+    memory.sleep(1, true);
+    expect(memory.is_asleep(1), "memory does not sleep");
+    while (memory.is_asleep(1)) {
+      try {
+        memory.wake(1);
+      } catch (const OutOfMemory&) {
+        // The others have it.
+      }
+    }
+    expect(bytes[0] == turn && bytes[kSize - 1] == turn, "contents are lost in sleep");
+    ++turn;
+  }
+  ended = true;
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  memory.free(kept);
+  memory.trim();
+  expect(wrong == 0, "a thread finds figures, contents or errors that are wrong");
+  expect(memory.counters().reserved_bytes == 0, "memory is lost");
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -334,9 +506,12 @@ constexpr Case kCases[] = {
     CASE(unknown_capture_stays_whole),
     CASE(graph_keeps_memory_after_refusal),
     CASE(graph_keeps_mappings),
+    CASE(graph_keeps_mappings_of_all_its_tags),
+    CASE(graph_keeps_memory_after_a_refused_mapping),
     CASE(stream_waits_for_no_later_work),
     CASE(host_waits_for_no_receive),
     CASE(driver_destroys_its_events),
+    CASE(threads_beside_sleep),
 };
 
 bool is_asked_for(const char* name, int argc, char** argv) {

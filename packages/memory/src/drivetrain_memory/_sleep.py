@@ -121,7 +121,7 @@ def _number(name: str | None) -> int:
     return 0 if name is None else _number_of(name, may_be_new=False)
 
 
-def _number_of(name: str, *, may_be_new: bool) -> int:
+def _number_of(name: object, *, may_be_new: bool) -> int:
     _require_enabled()
     if not (isinstance(name, str) and name and name.isprintable()):
         message = f"a tag has a name that can be printed, and not {name!r}"
