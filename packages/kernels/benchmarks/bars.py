@@ -15,6 +15,7 @@ MODULES = (
     "losses",
     "allocations",
     "replace",
+    "model_families",
     "window",
     "blocks",
     "selector",
