@@ -30,7 +30,8 @@ struct Counters {
   std::uint64_t stream_waits = 0;
   // Times that the host waited for a stream.
   std::uint64_t host_waits = 0;
-  // What tenants have; and that together with what other streams still use.
+  // What tenants have; and that together with what other streams or processes
+  // still use.
   Bytes live_bytes = 0;
   Bytes peak_live_bytes = 0;
   Bytes active_bytes = 0;

@@ -410,6 +410,25 @@ def test_refusal_of_host_memory_names_the_ways_out(make_cuda, fake_cuda):
     assert allocator.is_asleep(WEIGHTS)
 
 
+def test_device_that_is_broken_is_no_capture(make_cuda, fake_cuda):
+    allocator = make_cuda()
+    blocks = fill(allocator, SIZES)
+    illegal_address = 700
+    fake_cuda.fail("cuCtxSynchronize", 0, illegal_address)
+    with pytest.raises(DeviceError, match="cuCtxSynchronize"):
+        allocator.sleep(WEIGHTS, keeps=True)
+    allocator.sleep(WEIGHTS, keeps=True)
+    # Before memory comes, and when it is there.
+    for after in (0, 1):
+        fake_cuda.fail("cuCtxSynchronize", after, illegal_address)
+        with pytest.raises(DeviceError, match="cuCtxSynchronize"):
+            allocator.wake(WEIGHTS)
+        assert allocator.is_asleep(WEIGHTS)
+        assert allocator.counters().reserved_bytes == 0
+    allocator.wake(WEIGHTS)
+    require_same(blocks)
+
+
 def test_wake_that_fails_at_the_copy_holds_no_memory(make_cuda, fake_cuda):
     allocator = make_cuda()
     blocks = fill(allocator, SIZES)

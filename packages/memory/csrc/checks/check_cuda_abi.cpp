@@ -36,6 +36,8 @@ static_assert(ours::kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY);
 static_assert(ours::kInvalidHandle == CUDA_ERROR_INVALID_HANDLE);
 static_assert(ours::kNotReady == CUDA_ERROR_NOT_READY);
 static_assert(ours::kCaptureImplicit == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+static_assert(ours::kFirstOfCapture == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+static_assert(ours::kLastOfCapture == CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
 static_assert(ours::kVirtualMemorySupported ==
               CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
 static_assert(ours::kDirectRdmaSupported ==

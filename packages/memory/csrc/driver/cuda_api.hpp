@@ -23,6 +23,9 @@ constexpr Result kOutOfMemory = 2;
 constexpr Result kInvalidHandle = 400;
 constexpr Result kNotReady = 600;
 constexpr Result kCaptureImplicit = 906;
+// All that say that a graph is being captured.
+constexpr Result kFirstOfCapture = 900;
+constexpr Result kLastOfCapture = 908;
 
 constexpr int kVirtualMemorySupported = 102;
 constexpr int kFileHandlesSupported = 103;

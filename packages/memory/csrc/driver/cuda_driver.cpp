@@ -386,9 +386,11 @@ void CudaDriver::close_all() {
 bool CudaDriver::synchronize_all() {
   for (const cuda::Context context : contexts_) {
     const Scope there(*this, context);
-    if (api_.cuCtxSynchronize() != cuda::kSuccess) {
+    const cuda::Result result = api_.cuCtxSynchronize();
+    if (result >= cuda::kFirstOfCapture && result <= cuda::kLastOfCapture) {
       return false;
     }
+    api_.check(result, "cuCtxSynchronize");
   }
   return true;
 }

@@ -65,7 +65,8 @@ class Driver {
   virtual int share(Handle chunk) = 0;
 
   // The host waits for all that was given to the device, also to streams that were
-  // destroyed since. Returns false where it may not, as while a graph is captured.
+  // destroyed since. Returns false where it may not, while a graph is captured. Throws
+  // DriverError where the device refuses.
   virtual bool synchronize_all() = 0;
   // A stream uses memory of the device from now on.
   virtual void meet(Stream) {}

@@ -25,7 +25,8 @@ class Stats:
     Args:
         live_bytes: What tensors have.
         peak_live_bytes: The most that they had at a time.
-        active_bytes: That, and what is freed while other streams still use it.
+        active_bytes: That, and what is freed while other streams or processes still
+            use it.
         peak_active_bytes: The most of it at a time.
         asleep_bytes: What tensors have that sleep, which is none of the others.
         reserved_bytes: What is taken of the device.
