@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from drivetrain_memory._enable import is_enabled
 from drivetrain_memory._errors import MemoryUseError
 from drivetrain_memory._native import extension
-from drivetrain_memory._stats import inspector
+from drivetrain_memory._stats import used_inspector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from drivetrain_memory._native import Inspector
 
 
 @contextmanager
@@ -73,7 +71,7 @@ def sleep(
         ...     cache.zero_()
     """
     number = _number(name)
-    return _in_use(device).sleep(number, keeps=keep)
+    return used_inspector(device).sleep(number, keeps=keep)
 
 
 def wake(name: str | None = None, *, device: int | None = None) -> None:
@@ -90,7 +88,7 @@ def wake(name: str | None = None, *, device: int | None = None) -> None:
         DeviceError: The driver refuses; it sleeps on, with all it had.
     """
     number = _number(name)
-    _in_use(device).wake(number)
+    used_inspector(device).wake(number)
 
 
 def is_asleep(name: str | None = None, *, device: int | None = None) -> bool:
@@ -105,15 +103,7 @@ def is_asleep(name: str | None = None, *, device: int | None = None) -> bool:
             `enable` was not called before.
     """
     number = _number(name)
-    return _in_use(device).is_asleep(number)
-
-
-def _in_use(device: int | None) -> Inspector:
-    found = inspector(device)
-    if found is None:
-        message = "nothing was allocated on this device yet"
-        raise MemoryUseError(message)
-    return found
+    return used_inspector(device).is_asleep(number)
 
 
 def _number(name: str | None) -> int:

@@ -87,6 +87,20 @@ def inspector(device: int | None = None) -> Inspector | None:
     return of_device(device)
 
 
+def used_inspector(device: int | None = None) -> Inspector:
+    """Returns the allocator that PyTorch uses for a device.
+
+    Raises:
+        DeviceError: No number is given, and this PyTorch has no CUDA.
+        MemoryUseError: Nothing was allocated from here on that device.
+    """
+    found = inspector(device)
+    if found is None:
+        message = "nothing was allocated from drivetrain-memory on this device yet"
+        raise MemoryUseError(message)
+    return found
+
+
 def stats(device: int | None = None) -> Stats:
     """Returns the figures of a device's allocator.
 
@@ -97,11 +111,7 @@ def stats(device: int | None = None) -> Stats:
         DeviceError: No number is given, and this PyTorch has no CUDA.
         MemoryUseError: Nothing was allocated from here on that device.
     """
-    found = inspector(device)
-    if found is None:
-        message = "nothing was allocated from drivetrain-memory on this device"
-        raise MemoryUseError(message)
-    return Stats(**found.counters().as_dict())
+    return Stats(**used_inspector(device).counters().as_dict())
 
 
 def torch_stats(
