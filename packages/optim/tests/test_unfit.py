@@ -14,7 +14,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from drivetrain_optim import AGD, LAMB, WSAM, StateDictError, StepOrderError, explain
+from drivetrain_optim import (
+    AGD,
+    LAMB,
+    WSAM,
+    HyperparameterError,
+    StateDictError,
+    StepOrderError,
+    UnsupportedTensorError,
+    explain,
+)
 from drivetrain_testing import run_ranks
 
 KINDS = pytest.mark.parametrize("kind", [AGD, LAMB])
@@ -376,3 +385,35 @@ def test_wsam_pass_with_a_scaler_must_end_through_it():
     assert torch.equal(weight, torch.ones(3))
     scaler.step(wsam)
     assert not torch.equal(weight, torch.ones(3))
+
+
+@pytest.mark.parametrize("name", ["found_inf", "grad_scale"])
+@pytest.mark.parametrize("kind", ["AGD", "WSAM"])
+def test_what_fused_steps_take_of_a_scaler_is_refused(kind, name):
+    weight = torch.nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    optimizer = AGD([weight], fused=True)
+    if kind == "WSAM":
+        optimizer = WSAM(optimizer, gamma=0.0)
+    setattr(optimizer, name, torch.ones(()))
+    with pytest.raises(HyperparameterError, match=f"takes no {name}.*scaler.step"):
+        optimizer.step()
+    assert weight.tolist() == [1, 1, 1]
+    setattr(optimizer, name, None)
+    optimizer.step()
+    assert weight.tolist() != [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", ["AGD", "LAMB", "WSAM"])
+def test_a_parameter_that_is_twice_in_a_group_is_refused(kind):
+    weight = torch.nn.Parameter(torch.ones(3))
+    make = {
+        "AGD": AGD,
+        "LAMB": LAMB,
+        "WSAM": lambda params: WSAM(torch.optim.SGD(params)),
+    }[kind]
+    with (
+        pytest.warns(UserWarning, match="duplicate"),
+        pytest.raises(UnsupportedTensorError, match=r"1 of group 0.*dict\.fromkeys"),
+    ):
+        make([weight, weight])

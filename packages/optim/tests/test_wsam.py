@@ -243,3 +243,24 @@ def test_wsam_any_sequence_keeps_the_weights_of_the_paper(sequence, mode, base, 
             wsam.restore()
         assert np.array_equal(flat(params), before)
     np.testing.assert_allclose(flat(params), reference.w, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("every_k", [1, 2])
+def test_wsam_keeps_its_gradient_from_a_base_that_writes_into_it(every_k):
+    ends = []
+    for foreach in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(5, 3)
+        options = {"momentum": 0.9, "nesterov": True, "foreach": foreach}
+        base = torch.optim.SGD(model.parameters(), lr=0.05, **options)
+        wsam = WSAM(base, rho=0.1, every_k=every_k)
+        data = torch.randn(8, 5)
+
+        def closure(model=model, data=data):
+            model(data).square().mean().backward()
+
+        for _ in range(6):
+            wsam.step(closure)
+        ends.append([p.detach() for p in model.parameters()])
+    for plain, at_once in zip(*ends, strict=True):
+        torch.testing.assert_close(at_once, plain)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -84,7 +83,7 @@ class _OptimizerOptimization(BaseOptimization):
         return checked(self.name, self.rules, options)
 
 
-class _Replacement(_OptimizerOptimization, ABC):
+class _Replacement(_OptimizerOptimization):
     """An optimizer on the user's parameter groups.
 
     `lr` and `weight_decay` of None keep what each of the groups has. The optimizer
@@ -93,24 +92,22 @@ class _Replacement(_OptimizerOptimization, ABC):
     """
 
     conflicts = ("optimizer_impl",)
+    optimizer: ClassVar[str]
 
     def apply(self, state: TrainingState, config: Config) -> None:
         """Hands a factory of the optimizer to the state."""
-        options = self._constructor_options(config)
+        given = self._constructor_options(config)
+        options = {k: value for k, value in given.items() if value is not None}
         # A group's own value would win over a default, so that these are set on each.
         forced = {k: options.pop(k) for k in ("lr", "weight_decay") if k in options}
+        options = {**LAMB_PRESETS.get(options.pop("preset", ""), {}), **options}
 
         def build(param_groups: Iterable[Any]) -> torch.optim.Optimizer:
-            groups = [{**group, **forced} for group in param_groups]
-            return self._build(groups, options)
+            kind: type[torch.optim.Optimizer]
+            kind = getattr(drivetrain_optim, self.optimizer)
+            return kind([{**group, **forced} for group in param_groups], **options)
 
         state.use_optimizer(build)
-
-    @abstractmethod
-    def _build(
-        self, groups: list[dict[str, Any]], options: dict[str, Any]
-    ) -> torch.optim.Optimizer:
-        """Returns the optimizer of parameter groups."""
 
 
 class AgdOptimization(_Replacement):
@@ -122,6 +119,7 @@ class AgdOptimization(_Replacement):
     """
 
     name = "agd"
+    optimizer = "AGD"
     rules = AGD_OPTIONS
     options: Mapping[str, Option] = {
         "lr": Option(None, kind=float),
@@ -135,11 +133,6 @@ class AgdOptimization(_Replacement):
         **_SHARED,
     }
 
-    def _build(
-        self, groups: list[dict[str, Any]], options: dict[str, Any]
-    ) -> torch.optim.Optimizer:
-        return drivetrain_optim.AGD(groups, **options)
-
 
 class LambOptimization(_Replacement):
     """Replaces the user's optimizer by LAMB, on the same parameter groups.
@@ -150,6 +143,7 @@ class LambOptimization(_Replacement):
     """
 
     name = "lamb"
+    optimizer = "LAMB"
     rules = LAMB_OPTIONS
     options: Mapping[str, Option] = {
         "preset": Option("paper", choices=tuple(LAMB_PRESETS)),
@@ -160,14 +154,6 @@ class LambOptimization(_Replacement):
         "weight_decay": Option(None, kind=float),
         **_SHARED,
     }
-
-    def _build(
-        self, groups: list[dict[str, Any]], options: dict[str, Any]
-    ) -> torch.optim.Optimizer:
-        given = {k: v for k, v in options.items() if k != "preset" and v is not None}
-        return drivetrain_optim.LAMB(
-            groups, **{**LAMB_PRESETS[options["preset"]], **given}
-        )
 
 
 class WsamOptimization(_OptimizerOptimization):

@@ -29,6 +29,7 @@ from drivetrain_optim.checks._option_checks import (
     check_combination,
     check_names,
     check_not_capturing,
+    check_not_scaled,
     check_options,
     learning_rate,
 )
@@ -137,7 +138,8 @@ class BatchedOptimizer(Optimizer, ABC):
         Raises:
             UnsupportedTensorError: A gradient is sparse or complex, or a norm is needed of
                 a parameter of which this rank has a part that is no DTensor.
-            HyperparameterError: A learning rate is not a finite number >= 0.
+            HyperparameterError: A learning rate is not a finite number >= 0, or
+                `found_inf` or `grad_scale` was set on the optimizer.
             NonFiniteGradientError: A gradient is not finite, with `check_finite`.
             GraphCaptureError: A CUDA graph is being captured without `capturable`.
         """
@@ -146,6 +148,7 @@ class BatchedOptimizer(Optimizer, ABC):
             with torch.enable_grad():
                 loss = closure()
         # Everything is looked at before the first weight changes.
+        check_not_scaled(self)
         works = self._works()
         slots = self._find_slots() if self._slots is None else self._slots
         self._require_whole(works)

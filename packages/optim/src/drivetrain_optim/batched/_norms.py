@@ -52,10 +52,9 @@ class ShardSlots:
                 with the same k for all.
         """
         sums = [part for _, part in parts]
-        width = 2
         for shards, slots in self._slots.items():
             packed = torch.zeros(
-                (len(slots), width), dtype=torch.float64, device=self._devices[shards]
+                (len(slots), 2), dtype=torch.float64, device=self._devices[shards]
             )
             places = []
             for position, (batch, part) in enumerate(parts):
@@ -69,8 +68,8 @@ class ShardSlots:
                 sums[position] = packed[where]
         return sums
 
-    def sum_by_mesh(self, totals: Mapping[Shards, Tensor]) -> Tensor:
-        """Returns the sum of numbers of which each rank of a mesh has a share.
+    def sums_by_mesh(self, totals: Mapping[Shards, Tensor]) -> list[Tensor]:
+        """Returns for each mesh the sum of numbers of which each rank has a share.
 
         Every rank must call it; a mesh of which it has no number counts as 0.
         """
@@ -80,8 +79,8 @@ class ShardSlots:
             if shards in totals:
                 total += totals[shards]
             self._reduce(shards, total)
-            found.append(total.cpu() if len(self._slots) > 1 else total)
-        return torch.stack(found).sum() if found else torch.zeros(())
+            found.append(total)
+        return found
 
     def any_rank(self, flag: bool) -> bool:
         """Whether a flag is up on any rank that shares a mesh; every rank must call."""
@@ -90,11 +89,6 @@ class ShardSlots:
             self._reduce(shards, number)
             flag = bool(number > 0)
         return flag
-
-    @property
-    def are_none(self) -> bool:
-        """Whether no parameter is sharded."""
-        return not self._slots
 
     @staticmethod
     def _reduce(shards: Shards, tensor: Tensor) -> None:
@@ -122,8 +116,7 @@ def grad_norm(works: Sequence[Work], slots: ShardSlots) -> Tensor:
             whole.append(square)
         else:
             split[shards] = split[shards] + square if shards in split else square
-    if not slots.are_none:
-        whole.append(slots.sum_by_mesh(split))
+    whole += slots.sums_by_mesh(split)
     if not whole:
         return torch.zeros((), dtype=torch.float64)
     device = whole[0].device

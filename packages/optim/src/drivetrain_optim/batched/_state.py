@@ -1,7 +1,7 @@
 """What an optimizer keeps for a parameter, in which dtype, and its local part.
 
-The layout is that of torch's own optimizers (`step` a float32 scalar on the CPU, the
-moments shaped like the parameter), so that checkpoint tools treat it alike.
+The layout is that of torch's own optimizers (`step` a scalar on the CPU, float32 at least,
+the moments shaped like the parameter), so that checkpoint tools treat it alike.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_state(
         {'step': tensor(0.), 'exp_avg': tensor([0., 0.]), 'master': tensor([1., 1.])}
     """
     if "step" not in state:
-        state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+        state["step"] = torch.zeros((), dtype=_step_dtype(), device=step_device)
     for name in moments:
         if name not in state:
             state[name] = torch.zeros_like(
@@ -72,6 +72,11 @@ def make_state(
             )
     if master and _is_narrow(param.dtype) and "master" not in state:
         state["master"] = param.detach().to(torch.float32)
+
+
+def _step_dtype() -> torch.dtype:
+    """Returns the dtype of step counts: float32 at least, as in torch."""
+    return torch.promote_types(torch.float32, torch.get_default_dtype())
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
@@ -148,5 +153,5 @@ def load_moments(
         for name, dtype in dtypes.items()
         if name in state
     }
-    step = torch.as_tensor(state["step"], dtype=torch.float32, device=step_device)
+    step = torch.as_tensor(state["step"], dtype=_step_dtype(), device=step_device)
     return {"step": step, **loaded}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from torch import Tensor
+    from torch.optim import Optimizer
 
     from drivetrain_optim.checks._options import Rule
 
@@ -147,6 +148,22 @@ def check_changed_options(
         group.update(_named(checked(optimizer, rules, changed)))
         check_combination(optimizer, group)
     return {name: group[name] for name in rules}
+
+
+def check_not_scaled(optimizer: Optimizer) -> None:
+    """Raises if an optimizer was given what torch's fused steps take of a GradScaler.
+
+    Raises:
+        HyperparameterError: It has `found_inf` or `grad_scale`.
+    """
+    for name in ("found_inf", "grad_scale"):
+        if getattr(optimizer, name, None) is not None:
+            message = (
+                f"{type(optimizer).__name__}: a step takes no {name}, got one set on "
+                "the optimizer; call scaler.step(optimizer), which unscales gradients "
+                "and leaves a step out by itself. Nothing was stepped"
+            )
+            raise HyperparameterError(message)
 
 
 def check_not_capturing(optimizer: str, groups: Iterable[Mapping[str, Any]]) -> None:

@@ -39,11 +39,17 @@ def parameter_names(index: int, group: Mapping[str, Any]) -> list[str]:
 
 
 def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> None:
-    """Raises unless each parameter is a real floating-point tensor.
+    """Raises unless each parameter is a real floating-point tensor, and there once.
 
     Raises:
-        UnsupportedTensorError: One is complex or integer.
+        UnsupportedTensorError: One is complex or integer, or in the group again.
     """
+    if twice := len(group["params"]) - len(set(group["params"])):
+        message = (
+            f"{optimizer}: a group must hold a parameter once, but {twice} of group "
+            f"{index} are in it again; pass list(dict.fromkeys(params))"
+        )
+        raise UnsupportedTensorError(message)
     for name, param in zip(parameter_names(index, group), group["params"], strict=True):
         if param.dtype in _DTYPES:
             continue
@@ -106,12 +112,11 @@ def params_with_gradients(
             was freed.
     """
     params = []
-    for position, param in enumerate(group["params"]):
+    for name, param in zip(parameter_names(index, group), group["params"], strict=True):
         grad = param.grad
         if grad is None:
             continue
         if hasattr(param, "to_local") and not hasattr(grad, "to_local"):
-            name = parameter_names(index, group)[position]
             message = (
                 f"{optimizer}: the gradient of a sharded parameter must be a DTensor, "
                 f"but that of parameter {name} is a plain tensor of shape "
@@ -120,7 +125,6 @@ def params_with_gradients(
             raise UnsupportedTensorError(message)
         dense = grad.layout is torch.strided
         if not dense or grad.is_complex():
-            name = parameter_names(index, group)[position]
             message = (
                 f"{optimizer}: gradients must be dense and real, but that of parameter "
                 f"{name} of shape {tuple(param.shape)} is "
@@ -129,7 +133,6 @@ def params_with_gradients(
             )
             raise UnsupportedTensorError(message)
         if any(is_freed(local_part(tensor)) for tensor in (param, grad)):
-            name = parameter_names(index, group)[position]
             message = (
                 f"{optimizer}: the storage of parameter {name} of shape "
                 f"{tuple(param.shape)}, or of its gradient, was freed, as FSDP does "

@@ -83,13 +83,11 @@ class GroupOptions:
     @property
     def step(self) -> int:
         """The number of steps so far."""
-        step: int = self._first.get(_STEP, 0)
-        return step
+        return int(self._first.get(_STEP, 0))
 
     @property
     def _reuses_left(self) -> int:
-        count: int = self._first.get(_REUSES, 0)
-        return count
+        return int(self._first.get(_REUSES, 0))
 
     @property
     def _first(self) -> dict[str, Any]:
@@ -139,6 +137,12 @@ class GroupOptions:
         check_parameters("WSAM", index, group)
         if given["gamma"] > 0 or given["max_grad_norm"] is not None:
             check_whole("WSAM", index, group)
+        if group.get("differentiable"):
+            message = (
+                "WSAM: the base must have differentiable=False, got True: its weights "
+                "are moved and put back, which gradients cannot flow through"
+            )
+            raise HyperparameterError(message)
         if given["decouple"] and "lr" not in group:
             message = (
                 "WSAM: decouple=True needs a learning rate in each group, got none in "

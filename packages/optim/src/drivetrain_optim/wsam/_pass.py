@@ -225,8 +225,7 @@ def _stage(scaler: GradScaler, owner: Optimizer) -> str | None:
     if states is None:
         return None
     stage = states.get(id(owner), {}).get("stage")
-    name: str = getattr(stage, "name", "READY")
-    return name
+    return str(getattr(stage, "name", "READY"))
 
 
 def _taken(plan: Plan, grads: _Gradients) -> tuple[_Gradients, list[Tensor]]:
@@ -243,11 +242,7 @@ def _taken(plan: Plan, grads: _Gradients) -> tuple[_Gradients, list[Tensor]]:
     else:
         firsts = {}
         for param, grad in grads.items():
-            old = (
-                plan.base.state[param].get(DIRECTION)
-                if param in plan.base.state
-                else None
-            )
+            old = plan.base.state.get(param, {}).get(DIRECTION)
             if plan.due and old is not None and old.dtype is grad.dtype:
                 firsts[param] = old
             else:

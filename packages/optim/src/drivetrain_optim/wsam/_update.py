@@ -52,6 +52,10 @@ def step_from_both(plan: Plan, firsts: _Gradients, seconds: _Gradients) -> None:
         grads = local_grads(firsts)
         add_into_(grads, grads, None, clip=clip_first, by=None)
     given = dict(firsts)
+    if both and (plan.decouple or plan.keeps_direction):
+        # A base may write into what it is given, as SGD's foreach does with nesterov.
+        given |= (copies := _buffers(both, firsts))
+        torch._foreach_copy_(local_grads(copies), local_grads(both))
     for group, members in () if plan.decouple else _weighed(plan, both):
         outs = _buffers(members, firsts)
         combine_(

@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from drivetrain_optim._errors import StepOrderError
+from drivetrain_optim.checks._option_checks import check_not_scaled
 from drivetrain_optim.wsam._batch_norm import RunningStatistics
 from drivetrain_optim.wsam._groups import GroupOptions, check_base, check_model
 from drivetrain_optim.wsam._options import WSAM_OPTIONS
@@ -311,8 +312,10 @@ class WSAM(Optimizer):
             StepOrderError: A second pass is due and there was none, its gradients are
                 missing, or it has not ended.
             UnsupportedTensorError: A gradient is sparse or complex.
-            HyperparameterError: A group's `rho` or `gamma` is not allowed.
+            HyperparameterError: A group's `rho` or `gamma` is not allowed, or
+                `found_inf` or `grad_scale` was set on the optimizer.
         """
+        check_not_scaled(self)
         if self._perturbed:
             message = (
                 "WSAM: step() must come when the weights are back, got it while they "
