@@ -40,7 +40,7 @@ CAUSAL = (
     "llama mistral mixtral qwen2 qwen3 qwen2_moe gemma gemma2 gemma3_text phi phi3 granite "
     "granitemoe cohere cohere2 olmo olmo2 olmo3 stablelm starcoder2 gpt2 gpt_neox "
     "gptj opt bloom codegen persimmon glm glm4 exaone4 arcee apertus bitnet smollm3 "
-    "seed_oss helium ernie4_5 biogpt xglm"
+    "seed_oss helium ernie4_5 biogpt"
 )
 MASKED = "bert roberta electra albert distilbert modernbert mpnet"
 PAIRS = "mt5 umt5 bart mbart pegasus"
