@@ -154,7 +154,8 @@ class Row:
         asks: What torch asks there.
         run: Tries it.
         refused: The subjects that refuse it.
-        as_in_torch: Which optimizers of torch refuse it, and why.
+        left_out: The subjects that torch would leave out.
+        as_in_torch: Which optimizers of torch refuse it, or are left out, and why.
         where: "" for any device, or the marker of what it needs: "gpu", "multigpu".
         slow: Whether it takes about a second or more.
         once: Whether it is the same for each way, and is run for the first alone.
@@ -164,6 +165,7 @@ class Row:
     asks: str
     run: Callable[[Subject, Way], None]
     refused: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
     as_in_torch: str = ""
     where: str = ""
     slow: bool = False

@@ -10,7 +10,8 @@ from torch_behaviour_ways import LOOP, network
     "a fused step takes found_inf and grad_scale from GradScaler, and does nothing if "
     "it is set",
     refused=EVERY,
-    as_in_torch="every way but fused; GradScaler itself looks before it steps these",
+    as_in_torch="loop and foreach refuse both; GradScaler itself unscales and leaves "
+    "out the steps of what does not take them",
 )
 def found_inf(subject, way):
     params = [torch.ones(1) for _ in range(5)]

@@ -205,7 +205,7 @@ class NotOneGraphError(DrivetrainError):
     "compile: fullgraph=True",
     "a step in one graph without a break; what is not says so before it changes a weight",
     refused=EVERY,
-    as_in_torch="Adam, SGD and the others, whose step has a graph break of torch's own",
+    as_in_torch="the same: the step of each has a graph break of torch's own",
     slow=True,
     once=True,
 )

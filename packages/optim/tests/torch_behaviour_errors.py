@@ -24,7 +24,8 @@ def tensor_for_params(subject, way):
     "test_errors: duplicates in a group",
     "a warning that a group has the same parameter twice, and will be an error",
     refused=EVERY,
-    as_in_torch="all warn that it will be an error; ways of Adam step it differently",
+    as_in_torch="all warn that it will be an error; the three ways of Adam end at "
+    "three different weights",
 )
 def duplicates_in_a_group(subject, way):
     param = _sample()
@@ -113,7 +114,7 @@ def one_beta_a_tensor(subject, way):
     "Adam and AdamW take tensors for betas where the step is capturable, and refuse "
     "them with foreach=True otherwise",
     refused=OURS_ALONE | {"WSAM over AGD"},
-    as_in_torch="Adam(foreach=True), and SGD, which has no betas",
+    as_in_torch="Adam refuses them with foreach=True unless it is capturable",
 )
 def tensor_betas(subject, way):
     if "SGD" in subject.name:
@@ -149,7 +150,8 @@ def fused_and_differentiable(subject, way):
     "TestDifferentiableOptimizer",
     "gradients flow through a step, where the optimizer has differentiable",
     refused=EVERY,
-    as_in_torch="Muon, SparseAdam and LBFGS, which have no such option, and all fused",
+    as_in_torch="Adafactor, Muon, SparseAdam and LBFGS have no such option, and the "
+    "fused ways refuse it",
 )
 def differentiable(subject, way):
     options = {k: v for k, v in way.options.items() if k != "fused"}

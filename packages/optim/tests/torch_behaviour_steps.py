@@ -65,7 +65,7 @@ row(
 )(_right_direction(True, ["none"]))
 row(
     "test_forloop_goes_right_direction: not contiguous",
-    "the same with parameters that are not dense in memory",
+    "the same with parameters that are not dense in memory; fused is left open",
 )(_right_direction(False, ["none"]))
 row(
     "test_forloop_goes_right_direction: schedules",
@@ -122,8 +122,7 @@ def _two_coordinates(param):
     "test_rosenbrock_sparse",
     "sparse gradients step as their dense form, where the optimizer supports them",
     refused=EVERY,
-    as_in_torch="Adam, AdamW, NAdam, RAdam, Adamax, Rprop and Muon; a norm of sparse "
-    "gradients and moments that decay touch every row",
+    as_in_torch="all refuse them but SGD, Adagrad and SparseAdam",
 )
 def sparse_gradients(subject, way):
     param = torch.nn.Parameter(torch.tensor([1.5, 1.5]))
@@ -143,7 +142,7 @@ def sparse_gradients(subject, way):
     "test_complex",
     "complex parameters step as their view as real ones",
     refused=EVERY,
-    as_in_torch="Adafactor, Muon and SparseAdam: supports_complex=False",
+    as_in_torch="Adafactor, Muon and SparseAdam have supports_complex=False",
 )
 def complex_parameters(subject, way):
     params = [torch.randn(10, 5, dtype=torch.complex64, requires_grad=True)]
@@ -179,7 +178,7 @@ def views_of_complex(subject, way):
     "test_complex_2d",
     "a complex tensor steps as its real and its imaginary part",
     refused=EVERY,
-    as_in_torch="Adafactor, Muon and SparseAdam: supports_complex=False",
+    as_in_torch="Adafactor, Muon and SparseAdam have supports_complex=False",
 )
 def complex_2d(subject, way):
     params = [torch.randn(2, dtype=torch.complex64, requires_grad=True)]

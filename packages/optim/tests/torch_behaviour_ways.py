@@ -179,7 +179,7 @@ def default_dtype(subject, way):
     "test_fused_error_on_params_on_meta",
     "fused=True on meta parameters is an error in words, not a crash",
     refused=EVERY - {"WSAM over SGD"},
-    as_in_torch="all fused ones, at the first step; ours when they are built",
+    as_in_torch="the same, at the first step; ours when it is built",
     once=True,
 )
 def fused_on_meta(subject, way):

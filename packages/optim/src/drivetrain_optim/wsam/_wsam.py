@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from drivetrain_optim._errors import StepOrderError
@@ -293,6 +294,7 @@ class WSAM(Optimizer):
             self._pending = None
             self.zero_grad()
 
+    @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one step, from the gradients of the two passes.
@@ -455,6 +457,7 @@ class WSAM(Optimizer):
     def _perturbed(self) -> bool:
         return self._pending is not None and self._pending.saved is not None
 
+    @_disable_dynamo
     @torch.no_grad()
     def _begin(self, scaler: GradScaler | None, *, in_block: bool) -> None:
         if self._perturbed:
@@ -478,6 +481,7 @@ class WSAM(Optimizer):
         super().zero_grad()
         self._forget_copies()
 
+    @_disable_dynamo
     @torch.no_grad()
     def _put_back(self) -> None:
         if self._pending is not None:
