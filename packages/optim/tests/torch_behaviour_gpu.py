@@ -163,14 +163,13 @@ def state_to_gpu(subject, way):
             subject.step(optimizer, problem.closure(optimizer))
         twin = problem.twin()
         twin.weight, twin.bias = (
-            torch.nn.Parameter(p.detach().to("cuda")) for p in twin.params
+            torch.nn.Parameter(p.detach().clone().to("cuda")) for p in twin.params
         )
         twin.params, twin.data = [twin.weight, twin.bias], problem.data.to("cuda")
         other = subject.build(twin.params, **options)
-        saved = optimizer.state_dict()
-        kept = deepcopy(saved)
+        saved = deepcopy(optimizer.state_dict())
         other.load_state_dict(saved)
-        same(saved, kept)
+        same(saved, optimizer.state_dict())
         for state in other.state.values():
             if "step" in state:
                 assert state["step"].device.type == "cpu"
@@ -227,6 +226,7 @@ def _replayed(subject, options, *, graph):
             param.grad.copy_(grad)
 
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for number in range(3):
             take(number)
