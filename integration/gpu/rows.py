@@ -103,7 +103,6 @@ FIRST = (
     _bars("kernels-head", ["linear-cross-entropy-gpu"], estimate_s=20),
     _bars("memory-calls", ["driver-calls-gpu"], estimate_s=20),
     _bars("memory-contents", ["contents-gpu"], estimate_s=30),
-    _bars("memory-sleep", ["sleep-gpu", "sharing-gpu", "pools-gpu"], estimate_s=40),
     _bars("memory-stitched", ["stitched-kernels-gpu"], estimate_s=25),
     _bars("checkpoint-stall", ["stall-10gb-gpu"], estimate_s=40),
     _bars("checkpoint-overlap", ["overlap-gpu"], estimate_s=40),
@@ -127,7 +126,8 @@ SECOND = (
                             "linear-cross-entropy-peers-gpu"], estimate_s=120),
     _bars("memory-training", ["training-gpu"], estimate_s=180),
     _bars("kernels-llama", ["llama-1b-tokens-gpu", "llama-1b-mfu-gpu"], estimate_s=240),
-    _bars("memory-trees", ["trees-gpu"], estimate_s=60),
+    _bars("memory-sleep", ["sleep-gpu", "sharing-gpu", "pools-gpu", "trees-gpu"],
+          estimate_s=100),
     _bars("memory-models", ["models-gpu"], estimate_s=120),
     _bars("memory-training-others", ["training-others-gpu"], estimate_s=300),
 )  # fmt: skip

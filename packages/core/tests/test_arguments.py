@@ -58,7 +58,9 @@ def test_device_that_is_not_there_is_named():
 
 
 def test_optimizer_with_a_closure_cannot_be_searched():
-    with pytest.raises(ProgramError, match="no trial can be run; give a plan"):
+    with pytest.raises(
+        ProgramError, match="needs a closure, which neither a trial of a search"
+    ):
         call(optimizer=torch.optim.LBFGS, own_loop=True)
 
 

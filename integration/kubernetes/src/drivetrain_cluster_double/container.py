@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from drivetrain_cluster_double import launcher
 from drivetrain_core import processes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["Container", "launcher_command"]
 
@@ -22,9 +24,10 @@ _PATIENCE_S = 5.0
 
 def launcher_command() -> list[str]:
     """Returns what starts a command that leaves nothing behind; the command follows."""
-    # Isolated and without site-packages, since it needs neither and has to be quick.
+    # Isolated, and without what site-packages start, since it has to be quick.
     start = [sys.executable, "-I", "-S", launcher.__file__]
-    return [*start, processes.__file__, str(os.getpid())]
+    libraries = Path(psutil.__file__).parents[1]
+    return [*start, processes.__file__, str(libraries), str(os.getpid())]
 
 
 class Container:

@@ -1,6 +1,6 @@
 """Runs the main process of a pod, and leaves nothing of it behind.
 
-It is a program of its own, which is started by path: `launcher.py PROCESSES PARENT COMMAND...`. It
+It is a program of its own, which is started by path: `launcher.py PROCESSES LIBRARIES PARENT COMMAND...`. It
 adopts whatever the command's processes leave, hands on SIGTERM, kills everything at
 SIGUSR1 or when its parent is gone, and ends with the status of the command as a shell
 would: 128 and the number of the signal that ended it.
@@ -35,10 +35,11 @@ def main(arguments: list[str]) -> int:
     """Runs a command; returns what to end with.
 
     Args:
-        arguments: The file of `drivetrain_core.processes`, the number of the parent, and
-            the command.
+        arguments: The file of `drivetrain_core.processes`, the folder of what that
+            imports, the number of the parent, and the command.
     """
-    parent, command = int(arguments[1]), arguments[2:]
+    parent, command = int(arguments[2]), arguments[3:]
+    sys.path.append(arguments[1])
     family = _family(arguments[0])
     signal.pthread_sigmask(signal.SIG_BLOCK, _AWAITED)
     # Not to be killed but told, so that what it has started does not outlive it.

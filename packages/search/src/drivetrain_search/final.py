@@ -183,6 +183,7 @@ def speedup_interval(
     """Returns the 95% bootstrap interval of the ratio of two plans' median steps.
 
     Example:
+        >>> from drivetrain_core import Measurement
         >>> slow = Measurement(step_times_s=(2.0, 2.0, 2.0), samples_per_step=1)
         >>> fast = Measurement(step_times_s=(1.0, 1.0, 1.0), samples_per_step=1)
         >>> speedup_interval(slow, fast)
@@ -200,6 +201,7 @@ def step_interval(measurement: Measurement, seed: int = 0) -> tuple[float, float
     """Returns the 95% bootstrap interval of the median step, in seconds.
 
     Example:
+        >>> from drivetrain_core import Measurement
         >>> step_interval(Measurement(step_times_s=(1.0, 1.0), samples_per_step=1))
         (1.0, 1.0)
     """
