@@ -135,7 +135,7 @@ void Allocator::free(Address at) {
     throw MisuseError("no live block begins at address " + std::to_string(at) +
                       ": freed twice, or never allocated here");
   }
-  if (block->extent->arena->is_asleep()) {
+  if (sleeper_.is_any_asleep() && block->extent->arena->is_asleep()) {
     free_asleep(block);
     return;
   }
@@ -451,7 +451,8 @@ bool Allocator::is_unused(Pending& pending, bool wait) {
 
 void Allocator::release(Block* block) {
   Arena& arena = *block->extent->arena;
-  counters_.active_bytes -= arena.is_asleep() ? 0 : block->size;
+  const bool sleeps = sleeper_.is_any_asleep() && arena.is_asleep();
+  counters_.active_bytes -= sleeps ? 0 : block->size;
   note(Action::kFreeCompleted, *block);
   block = arena.release(block);
   // Where new chunks are short, or to be spared, another stream may come for these.

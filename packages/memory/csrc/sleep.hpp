@@ -34,6 +34,7 @@ class Sleeper {
         history_(history) {}
 
   bool is_asleep(std::uint64_t tag) const { return asleep_.count(tag) != 0; }
+  bool is_any_asleep() const { return !asleep_.empty(); }
 
   // Returns what has gone back to the device. Nothing may be under way on it, and no
   // stream be captured.
