@@ -14,7 +14,7 @@ from drivetrain_kernels.replacement._identify import OpMatch, Standin, method
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from drivetrain_kernels.replacement._facts import Facts
+    from drivetrain_kernels.replacement._forward_state import ForwardState
 
 _THREE = (
     ("gate_proj", "up_proj", "down_proj"),
@@ -77,7 +77,7 @@ def _guess(
 
 @functools.cache
 def _standin(
-    names: tuple[str, ...], approximate: str | None, impl: str, known: Facts
+    names: tuple[str, ...], approximate: str | None, impl: str, known: ForwardState
 ) -> Standin:
     gated: Callable[..., Tensor] = functools.partial(_swiglu.swiglu, impl=impl)
     if approximate is not None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from drivetrain_kernels._dispatch import Op
-    from drivetrain_kernels.replacement._facts import Facts
+    from drivetrain_kernels.replacement._forward_state import ForwardState
 
 Standin = Callable[..., Any]
 """A function that is bound to a module in place of its `forward`."""
@@ -38,7 +38,7 @@ class OpMatch:
     kind: str
     what: str
     op: Op[Any]
-    build: Callable[[str, Facts], Standin]
+    build: Callable[[str, ForwardState], Standin]
     facts: Callable[[nn.Module, Tensor], Any]
     width: int
 
@@ -46,7 +46,7 @@ class OpMatch:
 def method(
     compute: Callable[[Any, Tensor], Tensor],
     weight_of: Callable[[Any], Any],
-    known: Facts,
+    known: ForwardState,
 ) -> Standin:
     """Returns a stand-in from a function of (module, input).
 
@@ -64,7 +64,7 @@ def method(
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         weight = weight_of(self)
         is_known = not kwargs and len(args) == 1 and isinstance(weight, torch.Tensor)
-        if is_known and args[0].dtype == weight.dtype and known.hold_for(self):
+        if is_known and args[0].dtype == weight.dtype and known.holds_for(self):
             return compute(self, args[0])
         return type(self).forward(self, *args, **kwargs)
 

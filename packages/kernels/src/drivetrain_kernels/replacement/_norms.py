@@ -14,7 +14,7 @@ from drivetrain_kernels.replacement._identify import OpMatch, Standin, method, n
 
 if TYPE_CHECKING:
     from drivetrain_kernels.ops._norm_rows import NormFacts
-    from drivetrain_kernels.replacement._facts import Facts
+    from drivetrain_kernels.replacement._forward_state import ForwardState
 
 
 def rms_norm_matches(module: nn.Module) -> list[OpMatch]:
@@ -80,7 +80,7 @@ def _rms_norm_match(width: int, eps: float, offset: float, cast: str) -> OpMatch
 
 @functools.cache
 def _rms_norm_standin(
-    eps: float, offset: float, cast: str, impl: str, known: Facts
+    eps: float, offset: float, cast: str, impl: str, known: ForwardState
 ) -> Standin:
     def compute(module: nn.Module, x: Tensor) -> Tensor:
         weight: Tensor = module.weight  # type: ignore[assignment]
@@ -92,7 +92,7 @@ def _rms_norm_standin(
 
 
 @functools.cache
-def _layer_norm_standin(eps: float, impl: str, known: Facts) -> Standin:
+def _layer_norm_standin(eps: float, impl: str, known: ForwardState) -> Standin:
     def compute(module: nn.LayerNorm, x: Tensor) -> Tensor:
         return _layer_norm.layer_norm(x, module.weight, module.bias, eps=eps, impl=impl)
 

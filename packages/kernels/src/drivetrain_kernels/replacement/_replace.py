@@ -19,7 +19,7 @@ from drivetrain_kernels._errors import (
     ReplacementError,
 )
 from drivetrain_kernels.replacement._check import TOLERANCES, disagreement, sample_input
-from drivetrain_kernels.replacement._facts import facts_of, has_hooks
+from drivetrain_kernels.replacement._forward_state import forward_state_of, has_hooks
 from drivetrain_kernels.replacement._handle import Left, Replaced, Replacement
 from drivetrain_kernels.replacement._identify import is_standin
 from drivetrain_kernels.replacement._loss_head import (
@@ -154,7 +154,7 @@ class _Swap:
         if best is not None:
             impl, why = self._implementation(module, best)
             if not why:
-                standin = best.build(impl, facts_of(module))
+                standin = best.build(impl, forward_state_of(module))
                 own = disagreement(
                     module, standin, proof.width, _dtype(module), proof.shapes
                 )
@@ -228,7 +228,7 @@ class _Swap:
     ) -> tuple[OpMatch | None, float | None, str]:
         """Returns the match that computes what the module does, by its reference."""
         found: list[tuple[float, float, OpMatch]] = []
-        why, known = proof.why, facts_of(module)
+        why, known = proof.why, forward_state_of(module)
         for match in () if why else matches:
             try:
                 standin = match.build("reference", known)
@@ -344,7 +344,7 @@ def _unfit(module: nn.Module, compiled: str) -> str:
         return f"{compiled} is compiled; replace before compiling"
     hooked = [
         name
-        for name, _, _ in facts_of(module).parts
+        for name, _, _ in forward_state_of(module).parts
         if has_hooks(getattr(module, name))
     ]
     if hooked:

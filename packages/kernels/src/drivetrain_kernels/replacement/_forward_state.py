@@ -18,32 +18,32 @@ _USUAL = frozenset(vars(nn.Module()))
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ForwardState:
     """Attributes that a forward reads, as they were when it was checked.
 
     Args:
         values: Each as (name, name within an object that it is in, or empty; value).
         parts: Modules that a stand-in does not call: each as (name, its class, and its
-            own facts).
+            own state).
     """
 
     values: tuple[tuple[str, str, Any], ...]
-    parts: tuple[tuple[str, type, Facts], ...]
+    parts: tuple[tuple[str, type, ForwardState], ...]
 
-    def hold_for(self, module: Any) -> bool:
-        """Returns whether they are as they were; hooks on a part would not fire."""
+    def holds_for(self, module: Any) -> bool:
+        """Returns whether it is as it was; hooks on a part would not fire."""
         for name, inner, value in self.values:
             found = getattr(module, name, None)
             if (getattr(found, inner, None) if inner else found) != value:
                 return False
-        for name, kind, facts in self.parts:
+        for name, kind, state in self.parts:
             part = getattr(module, name, None)
-            if type(part) is not kind or has_hooks(part) or not facts.hold_for(part):
+            if type(part) is not kind or has_hooks(part) or not state.holds_for(part):
                 return False
         return True
 
 
-def facts_of(module: nn.Module) -> Facts:
+def forward_state_of(module: nn.Module) -> ForwardState:
     """Returns what a module's forward reads, as it is now.
 
     Linear layers are called by stand-ins as they are, whatever becomes of them.
@@ -52,7 +52,7 @@ def facts_of(module: nn.Module) -> Facts:
         module: Any module.
 
     Example:
-        >>> facts_of(nn.RMSNorm(4, eps=1e-5)).values
+        >>> forward_state_of(nn.RMSNorm(4, eps=1e-5)).values
         (('eps', '', 1e-05), ('normalized_shape', '', (4,)))
     """
     names = sorted(set(_names_read(type(module))) - _USUAL)
@@ -67,11 +67,11 @@ def facts_of(module: nn.Module) -> Facts:
             inside = (n for n in names if _is_simple(vars(found).get(n, ...)))
             values += [(name, n, vars(found)[n]) for n in inside]
     parts = tuple(
-        (name, type(part), facts_of(part))
+        (name, type(part), forward_state_of(part))
         for name, part in module.named_children()
         if not isinstance(part, nn.Linear)
     )
-    return Facts(tuple(values), parts)
+    return ForwardState(tuple(values), parts)
 
 
 def has_hooks(module: Any) -> bool:
