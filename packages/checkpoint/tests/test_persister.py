@@ -47,7 +47,10 @@ def storage(tmp_path):
 
 @pytest.fixture
 def queue():
-    return SaveQueue()
+    queue = SaveQueue()
+    yield queue
+    # A daemon serves to the end of its process: its threads do nothing after the test.
+    queue.begin = lambda *_: threading.Event().wait()
 
 
 @pytest.fixture
