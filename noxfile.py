@@ -481,6 +481,13 @@ def searches(session: nox.Session) -> None:
 
 
 @nox.session
+def batches(session: nox.Session) -> None:
+    """Trains with LAMB at four times the batch, for two hours: `-- [--resume]`."""
+    install(session, "optim", pip=["./integration/examples/optimizers[plot]"])
+    session.run("python", "-m", "optimizer_examples.large_batch", *session.posargs)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Builds the documentation, where a warning is an error, and runs its examples."""
     install(session, *PACKAGES, groups=["docs"], extras=True, pip=examples())

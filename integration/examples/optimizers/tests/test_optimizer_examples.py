@@ -8,11 +8,12 @@ import math
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
-from optimizer_examples import byte_lm, digits, trajectories
+from optimizer_examples import byte_lm, digits, large_batch, trajectories
 from optimizer_examples._adabelief import AdaBelief
 from optimizer_examples._program import table
 from optimizer_examples._resnet import ResNet
@@ -23,7 +24,7 @@ from optimizer_examples._tuning import climb
 
 from drivetrain_core import MissingLibraryError
 
-NAMES = ("trajectories", "digits", "byte_lm")
+NAMES = ("trajectories", "digits", "byte_lm", "large_batch")
 
 
 @pytest.fixture(autouse=True)
@@ -64,8 +65,11 @@ def test_quick_example_writes_a_table_a_plot_and_its_runs(name, tmp_path, capsys
     first = (tmp_path / f"{name}.json").read_text()
     found = json.loads(first)
     assert {row["method"] for row in found["table"]} == set(example.METHODS)
+    # Runs are not mixed with others unasked.
+    assert example.main(["--quick", "--out", str(tmp_path)]) == 1
+    assert "holds runs: go on with them by --resume" in capsys.readouterr().err
     # Everything is there already: nothing runs again, and the table is the same.
-    assert example.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert example.main(["--quick", "--resume", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr() == (told.out, "")
     assert (tmp_path / f"{name}.json").read_text() == first
 
@@ -101,7 +105,7 @@ def test_example_leaves_the_runs_of_another_setup_alone(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file = tmp_path / "trajectories.json"
     file.write_text('{"setup": {"steps": 7}}')
-    assert trajectories.main(["--quick", "--out", str(tmp_path)]) == 1
+    assert trajectories.main(["--quick", "--resume", "--out", str(tmp_path)]) == 1
     assert "holds runs of another setup" in capsys.readouterr().err
     assert file.read_text() == '{"setup": {"steps": 7}}'
 
@@ -338,6 +342,37 @@ def test_byte_lm_run_repeats_and_tells_divergence(text):
     assert first["curve"][-1] < first["curve"][0] < 8.5
     diverged = byte_lm.train(text, method, exponent=120, growth=1, seed=3)
     assert diverged["test"] == math.inf
+
+
+def test_learning_rate_rises_over_as_many_steps_at_every_batch(text):
+    text.setup = replace(large_batch.QUICK, warmup=1 / 8)
+    rates = {}
+    for growth in (1, 4):
+        seen = []
+
+        class Recorded(torch.optim.SGD):
+            def step(self, seen=seen):
+                seen.append(self.param_groups[0]["lr"])
+
+        method = replace(large_batch.METHODS["lamb"], make=Recorded)
+        byte_lm.train(text, method, exponent=0, growth=growth, seed=1)
+        rates[growth] = seen
+    assert (len(rates[1]), len(rates[4])) == (16, 4)
+    assert rates[1][:3] == rates[4][:3] == [0.5, 1.0, 1.0]
+
+
+def test_norms_take_neither_decay_nor_trust_ratio(text):
+    model = byte_lm.ByteLM(text.setup.config)
+    optimizer = large_batch.METHODS["lamb"].make(model.parameters(), 1.0)
+    matrices, vectors = optimizer.param_groups
+    assert {p.ndim for p in matrices["params"]} == {2}
+    assert {p.ndim for p in vectors["params"]} == {1}
+    for param in model.parameters():
+        param.grad = torch.ones_like(param)
+    norm = model.norm.weight.detach().clone()
+    optimizer.step()
+    # The first step of LAMB without a ratio is one learning rate in each coordinate.
+    assert torch.allclose(norm - model.norm.weight, torch.ones_like(norm), atol=1e-3)
 
 
 @pytest.fixture

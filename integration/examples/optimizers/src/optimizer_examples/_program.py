@@ -44,15 +44,23 @@ def run_program(
         "--quick", action="store_true", help="a tiny run that shows that it works"
     )
     parser.add_argument(
+        "--resume", action="store_true", help="go on with the runs of that folder"
+    )
+    parser.add_argument(
         "--methods", nargs="+", choices=methods, default=list(methods), metavar="NAME"
     )
     arguments = parser.parse_args(argv)
+    folder = Path(arguments.out)
+    if not arguments.resume and (file := folder / f"{name}.json").exists():
+        way_out = "go on with them by --resume, or name another folder by --out"
+        print(f"error: {file} holds runs: {way_out}", file=sys.stderr)
+        return 1
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # A run that diverged is ten times slower where tiny numbers are not taken for zero.
     torch.set_flush_denormal(True)
     try:
-        program(Path(arguments.out), arguments.quick, arguments.methods)
+        program(folder, arguments.quick, arguments.methods)
     except (MissingLibraryError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

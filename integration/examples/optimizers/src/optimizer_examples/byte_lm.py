@@ -52,6 +52,8 @@ class Setup:
         batch_size: Windows of the smallest batch.
         growth: Factors by which the batch grows.
         warmup: Share of the steps in which the learning rate rises.
+        scale_warmup: Whether that share grows with the batch, so that the learning rate
+            rises in as many steps, as in the paper of LAMB.
         num_held_out: Windows of validation, and of test.
         tuning_seed: Seed with which learning rates are found.
         seeds: Seeds of the runs in the table.
@@ -68,6 +70,7 @@ class Setup:
     batch_size: int = 8
     growth: tuple[int, ...] = (1, 2, 4, 8)
     warmup: float = 0.1
+    scale_warmup: bool = False
     num_held_out: int = 512
     tuning_seed: int = 0
     seeds: tuple[int, ...] = (1, 2, 3)
@@ -178,9 +181,10 @@ def train(
     optimizer = method.make(model.parameters(), 2.0**exponent)
     batch_size = growth * setup.batch_size
     num_steps = setup.num_windows // batch_size
+    warmup = setup.warmup * (growth if setup.scale_warmup else 1)
     losses = []
     for step, batch in enumerate(corpus.batches(seed, batch_size)):
-        factor = factor_of(step, num_steps, setup.warmup)
+        factor = factor_of(step, num_steps, warmup)
         for group in optimizer.param_groups:
             group["lr"] = 2.0**exponent * factor
         value = loss(model(batch[0]), batch)
@@ -212,9 +216,11 @@ def _means(losses: Sequence[float], num_parts: int) -> list[float]:
     ]
 
 
-def compare(corpus: Corpus, runs: Runs, name: str, growth: int) -> dict[str, Any]:
+def compare(
+    corpus: Corpus, runs: Runs, name: str, method: Method, growth: int
+) -> dict[str, Any]:
     """Finds a learning rate, trains with the other seeds, and returns a row."""
-    setup, method = corpus.setup, METHODS[name]
+    setup = corpus.setup
 
     def run(exponent: int, seed: int) -> dict[str, Any]:
         return runs.do(
@@ -250,7 +256,7 @@ def _program(out: Path, quick: bool, methods: list[str]) -> None:
     shared = {**asdict(setup), "train_bytes": corpus.num_bytes}
     runs = Runs(out / "byte_lm.json", shared)
     rows = [
-        compare(corpus, runs, name, growth)
+        compare(corpus, runs, name, METHODS[name], growth)
         for name in methods
         for growth in (setup.growth if METHODS[name].grows else (1,))
     ]
