@@ -17,12 +17,12 @@ from datetime import timedelta
 from functools import partial
 
 import torch.distributed as dist
+from redis_server import RedisServer
 from startup_clients import RedisClient, TcpClient, simulate
 from startup_hosts import with_hosts_line
 from startup_operations import RECORDED, WORLD, check, fit, ours, record, stock
 
 from drivetrain_comm.groups import plan_groups
-from drivetrain_comm.testing import RedisServer
 from drivetrain_testing import Bar, Row, run_bars, run_ranks
 
 _MOST = 4.0

@@ -10,11 +10,12 @@ import torch
 
 from drivetrain_comm._enable import disable
 from drivetrain_comm.stores import RedisStore
-from drivetrain_comm.testing import RedisServer
 
 # What several test files share lies beside them.
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from redis_server import RedisServer
 
 
 @pytest.fixture(autouse=True)

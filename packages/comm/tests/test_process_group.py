@@ -113,7 +113,7 @@ def test_all_collectives_work(algorithm):
     assert found[0]["coalesced"] == [[4, 4], [4, 4, 4]]
     assert found[0]["objects"] == [f"rank {rank}" for rank in range(4)]
     assert found[0]["subgroup"] == 1
-    assert found[0]["backend"] == "drivetrain"
+    assert found[0]["backend"] == "gloo"
 
 
 def parallel():

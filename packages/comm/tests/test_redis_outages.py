@@ -6,9 +6,9 @@ import time
 from datetime import timedelta
 
 import pytest
+from redis_server import RedisServer, has_redis_server
 
 from drivetrain_comm.stores import RedisStore
-from drivetrain_comm.testing import RedisServer, has_redis_server
 from drivetrain_core import DistributedError
 from drivetrain_testing import RankError, run_ranks
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from redis_server import has_redis_server
 
 from drivetrain_comm.stores import RedisStore, StoreTimeoutError, join, register_redis
 from drivetrain_comm.stores._address import parse_address
-from drivetrain_comm.testing import has_redis_server
 from drivetrain_core import DistributedError, MissingLibraryError
 from drivetrain_testing import run_ranks
 

@@ -7,8 +7,7 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 from counting_store import CountingStore
-
-from drivetrain_comm.testing import has_redis_server
+from redis_server import has_redis_server
 
 redis = pytest.importorskip("redis", reason="redis-py is not installed")
 pytestmark = [

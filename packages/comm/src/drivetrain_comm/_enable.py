@@ -7,16 +7,21 @@ import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch._compile import _disable_dynamo
+from torch._C._distributed_c10d import BuiltinCommHookType, Reducer
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain_comm._settings import settings_from
-from drivetrain_comm.backend._process_group import TunedProcessGroupFactory
-from drivetrain_comm.ddp._attach import attach, bucket_cap_mb, needs_hook
+from drivetrain_comm.backend._process_group import (
+    TunedProcessGroup,
+    TunedProcessGroupFactory,
+)
+from drivetrain_comm.ddp._attach import attach, bucket_cap_mb
 from drivetrain_comm.stores import register_redis
 
 if TYPE_CHECKING:
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
     from drivetrain_comm._settings import Settings
-    from drivetrain_comm.backend._process_group import TunedProcessGroup
+    from drivetrain_comm.ddp._fusion import Fusion
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +42,7 @@ _USUAL_BUCKET_BYTES = 25 << 20
 
 _lock = threading.Lock()
 _originals: dict[tuple[Any, str], Any] = {}
+_fusions: WeakKeyDictionary[Any, Fusion] = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -69,7 +75,10 @@ def register() -> None:
         devices = ["cpu", here.type if here else "cuda"]
         dist.Backend.register_backend(BACKEND, _make_group, devices=devices)
     _patch(DistributedDataParallel, "__init__", _with_small_buckets)
-    _patch(DistributedDataParallel, "forward", _with_hook)
+    _patch(DistributedDataParallel, "_ddp_init_helper", _with_hook)
+    _patch(dist, "_register_comm_hook", _instead_of_ours)
+    _patch(dist, "_register_builtin_comm_hook", _instead_of_ours)
+    _patch(Reducer, "_set_forward_pass_work_handle", _kept)
 
 
 def enable(**settings: Any) -> None:
@@ -96,8 +105,7 @@ def enable(**settings: Any) -> None:
             " is; call it before"
         )
     register()
-    for module in (dist, distributed_c10d):
-        _patch(module, "init_process_group", _with_tuned_group)
+    _patch(distributed_c10d, "_new_process_group_helper", _with_tuned_group)
 
 
 def disable() -> None:
@@ -111,7 +119,7 @@ def disable() -> None:
 
 def is_enabled() -> bool:
     """Returns whether `enable` was called."""
-    return (distributed_c10d, "init_process_group") in _originals
+    return (distributed_c10d, "_new_process_group_helper") in _originals
 
 
 def _patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
@@ -122,25 +130,37 @@ def _patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
             setattr(owner, name, functools.wraps(original)(wrap(original)))
 
 
-def _with_tuned_group(original: Callable[..., None]) -> Callable[..., None]:
-    def init_process_group(
-        backend: str | None = None, *args: Any, **kwargs: Any
-    ) -> None:
+def _with_tuned_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _new_process_group_helper(
+        size: int,
+        rank: int,
+        ranks: list[int],
+        backend: Any,
+        store: Store,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         inner = _inner_backend(backend)
         if inner is None:
             logger.info("backend %s is left as it is", backend)
-            original(backend, *args, **kwargs)
-            return
+            return original(size, rank, ranks, backend, store, *args, **kwargs)
         _active.factory = TunedProcessGroupFactory(
             inner or None, settings=_active.settings
         )
-        if kwargs.pop("pg_options", None) is not None:
-            logger.warning("pg_options are not used by the backend %s", BACKEND)
+        if kwargs.pop("backend_options", None) is not None:
+            logger.warning("the options of backend %s are not used", backend)
         # Eager NCCL binds a device, which torch does for its own backends only.
         kwargs.pop("device_id", None)
-        original(BACKEND, *args, **kwargs)
+        group, place = original(size, rank, ranks, BACKEND, store, *args, **kwargs)
+        if inner and isinstance(group, TunedProcessGroup):
+            # Whoever asks for the backend is told what the script has named.
+            world = distributed_c10d._world
+            world.pg_map[group] = backend, place
+            config = distributed_c10d.BackendConfig(backend)
+            world.pg_backend_config[group] = str(config)
+        return group, place
 
-    return init_process_group
+    return _new_process_group_helper
 
 
 def _inner_backend(backend: str | None) -> str | None:
@@ -177,13 +197,38 @@ def _with_small_buckets(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _with_hook(original: Callable[..., Any]) -> Callable[..., Any]:
-    # Imports the compiler when it is first called only, unlike torch.compiler.disable.
-    attach_untraced = _disable_dynamo(attach)
+def _with_hook(original: Callable[..., None]) -> Callable[..., None]:
+    def _ddp_init_helper(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        fusion = attach(self)
+        if fusion is not None:
+            _fusions[self.reducer] = fusion
 
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if needs_hook(self):
-            attach_untraced(self)
-        return original(self, *inputs, **kwargs)
+    return _ddp_init_helper
 
-    return forward
+
+def _instead_of_ours(original: Callable[..., None]) -> Callable[..., None]:
+    """Gives way to a hook of the user's, since a module has place for one."""
+
+    def register(reducer: Any, *args: Any) -> None:
+        fusion = _fusions.get(reducer)
+        if fusion is None or fusion.hook is not None or args[0] is fusion:
+            original(reducer, *args)
+        elif len(args) > 1:
+            fusion.give_way(*args)
+        else:
+            ours = {BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook}
+            hook = ours.get(args[0], default_hooks.fp16_compress_hook)
+            fusion.give_way(fusion.group, hook)
+
+    return register
+
+
+def _kept(original: Callable[..., None]) -> Callable[..., None]:
+    def _set_forward_pass_work_handle(reducer: Any, work: Any, *args: Any) -> None:
+        # What is left of it in C++ when Python forgets it never ends.
+        if fusion := _fusions.get(reducer):
+            fusion.work = work
+        original(reducer, work, *args)
+
+    return _set_forward_pass_work_handle

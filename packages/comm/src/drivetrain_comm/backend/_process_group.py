@@ -6,18 +6,22 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch._compile import _disable_dynamo
+from torch.autograd import profiler
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_comm._settings import settings_from
 from drivetrain_comm.backend._probe import agree_on_most, measure
+from drivetrain_comm.backend._torch_backend import Ending
 from drivetrain_comm.backend._transport import OPERATIONS, Transport, is_supported
-from drivetrain_comm.backend._work import EngineWork, Notifier
+from drivetrain_comm.backend._work import EngineWork, LaterTicket, Notifier, show
 from drivetrain_comm.compiler import load_schedule
 from drivetrain_comm.selection._choice import SCHEDULE, STOCK, Choice
 from drivetrain_comm.selection._load import load_of
@@ -34,6 +38,8 @@ if TYPE_CHECKING:
 
     from drivetrain_comm._settings import Settings
     from drivetrain_comm.backend._extension import Ticket
+    from drivetrain_comm.backend._torch_backend import TorchTicket
+    from drivetrain_comm.backend._work import AnyTicket
     from drivetrain_comm.compiler import Schedule
     from drivetrain_comm.selection._cost import Network
     from drivetrain_comm.selection._load import Load
@@ -71,6 +77,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._store = store
         self._transport: Transport | None = None
+        self._later: deque[LaterTicket] = deque()
+        self._meeting: threading.Thread | None = None
         self._more: weakref.WeakSet[Transport] = weakref.WeakSet()
         self._num_more = 0
         self._lock = threading.Lock()
@@ -90,10 +98,43 @@ class TunedProcessGroup(dist.ProcessGroup):
     @property
     def transport(self) -> Transport:
         """The engine's side of this group; the first use waits for all ranks."""
+        is_open = self._transport is not None and not self._later
+        if not is_open and threading.current_thread() is not self._meeting:
+            # Behind what was begun before.
+            nothing = Ending()
+            nothing.end()
+            self._in_order(lambda: nothing).finish()
+        assert self._transport is not None
+        return self._transport
+
+    def _in_order(self, begin: Callable[[], Ticket | Ending]) -> AnyTicket:
+        """Begins a collective, behind those that wait until the ranks have met."""
         with self._lock:
-            if self._transport is None:
-                self._transport = self._open(self._store)
-            return self._transport
+            if self._transport is not None and not self._later:
+                return begin()
+            later = LaterTicket(begin)
+            self._later.append(later)
+            if len(self._later) == 1:
+                self._meeting = threading.Thread(
+                    target=self._meet, name="drivetrain-comm-meeting", daemon=True
+                )
+                self._meeting.start()
+            return later
+
+    def _meet(self) -> None:
+        try:
+            self._transport = self._transport or self._open(self._store)
+        except Exception as error:  # noqa: BLE001
+            # Those that wait get it.
+            with self._lock:
+                failed, self._later = self._later, deque()
+            for later in failed:
+                later.fail(error)
+            return
+        while self._later:
+            self._later[0].begin()
+            with self._lock:
+                self._later.popleft()
 
     def tell(self, text: str) -> str:
         """Returns what rank 0 says; all ranks must call it, the others with anything."""
@@ -110,6 +151,10 @@ class TunedProcessGroup(dist.ProcessGroup):
         return transport
 
     def _open(self, store: Store) -> Transport:
+        # Others may use the store while this one waits for the ranks: torch's serves one
+        # call at a time on a connection, and those in Python take care of themselves.
+        with suppress(RuntimeError, NotImplementedError):
+            store = store.clone()  # type: ignore[attr-defined]
         schedule = None
         said = str(self.settings)
         if self.settings.schedule is not None:
@@ -213,7 +258,7 @@ class TunedProcessGroup(dist.ProcessGroup):
 
     def reduce_pieces(
         self, tensors: Sequence[torch.Tensor], operation: str, choice: Choice
-    ) -> Ticket:
+    ) -> Ticket | TorchTicket:
         """Begins to reduce tensors in place as one vector, on the engine.
 
         Returns:
@@ -238,21 +283,22 @@ class TunedProcessGroup(dist.ProcessGroup):
         options = _options(opts, timeout)
         operation = _name_of(options.reduceOp)
         fits = bool(tensors) and all(_fits(t, operation) for t in tensors)
-        if self.size() == 1 or not fits:
+        if self.size() == 1 or not fits or self.settings.algorithm == STOCK:
             return self._torch_backend(tensors, options)
         size_bytes = sum(tensor.nbytes for tensor in tensors)
-        choice = self.choose(size_bytes)
-        if choice.algorithm == STOCK or self.transport.lacks:
-            return self._torch_backend(tensors, options)
         seconds = options.timeout.total_seconds()
+        seconds = seconds if seconds > 0 else self.timeout_s
         vector, copy_back = _contiguous(tensors)
-        ticket = self.transport.all_reduce(
-            vector, operation, choice, seconds if seconds > 0 else self.timeout_s
-        )
+
+        def begin() -> Ticket | TorchTicket:
+            choice = self.choose(size_bytes)
+            return self.transport.all_reduce(vector, operation, choice, seconds)
+
+        ticket = self._in_order(begin)
         work = EngineWork(ticket, list(tensors), self.notifier, last=copy_back)
-        if copy_back is not None:
+        if copy_back is not None or profiler._is_profiler_enabled:
             # Nobody need wait for it.
-            work.get_future()
+            show(work.get_future())
         return work
 
     def _torch_backend(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
@@ -297,12 +343,18 @@ class TunedProcessGroup(dist.ProcessGroup):
         time.sleep(_LAST_TURN_S)
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
-        """Returns how torch calls this backend."""
-        return "drivetrain"
+        """Returns how torch calls the backend below."""
+        return self.inner.name()
 
-    def name(self) -> str:
-        """Returns how torch calls this backend."""
-        return "drivetrain"
+    name = getBackendName
+
+    def __repr__(self) -> str:
+        """For people: who meets, and who reduces."""
+        who = f"rank {self.rank()} of {self.size()}, {self.name()} below"
+        if self._transport is None:
+            return f"TunedProcessGroup({who}, no all-reduce yet)"
+        engine = self._transport.lacks or f"hosts {self._transport.hosts}"
+        return f"TunedProcessGroup({who}, {engine})"
 
 
 def _forward(name: str) -> Any:
@@ -363,7 +415,7 @@ class TunedProcessGroupFactory:
         >>> group = TunedProcessGroupFactory("gloo")(
         ...     dist.HashStore(), 0, 1, timedelta(seconds=30))
         >>> group.size(), group.name()
-        (1, 'drivetrain')
+        (1, 'gloo')
     """
 
     def __init__(

@@ -10,11 +10,14 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_comm._version import __version__
 from drivetrain_comm.backend import _native
 from drivetrain_comm.backend._address import find_address, host_identity
 from drivetrain_comm.backend._rendezvous import PROTOCOL, Member, rendezvous
+from drivetrain_comm.backend._torch_backend import TorchTicket
 from drivetrain_comm.selection._choice import SCHEDULE, STOCK, available, steps_of
 from drivetrain_core import DistributedError
 from drivetrain_core.native_library import address_of
@@ -123,6 +126,9 @@ class Transport:
         self._programs: dict[str, tuple[Program, int]] = {}
         if engine is None or self.lacks:
             logger.warning("collectives stay with torch: %s", self.lacks)
+            # Of its own, since all-reduces may begin later than what is called after them.
+            place = PrefixStore("torch", store)
+            self._stock: Any = dist.ProcessGroupGloo(place, rank, world_size, timeout)
             return
         self._engine = engine
         self._group = engine.add_group(ranks.token, rank, world_size, buffer_bytes)
@@ -144,7 +150,7 @@ class Transport:
         operation: str,
         choice: Choice,
         timeout_s: float,
-    ) -> Ticket:
+    ) -> Ticket | TorchTicket:
         """Begins to reduce tensors in place, as if they were one vector.
 
         Args:
@@ -158,6 +164,8 @@ class Transport:
             DistributedError: The engine does not reduce such tensors so, or memory is
                 exhausted.
         """
+        if self.lacks:
+            return TorchTicket(self._stock, tensors, operation)
         program, plan = self._program(choice)
         return self.run(
             program,

@@ -1,15 +1,19 @@
-"""Work handles of collectives on the engine, and the thread that completes futures."""
+"""Work handles of collectives on the engine, and the threads that complete futures."""
 
 from __future__ import annotations
 
 import os
 import queue
 import threading
+import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from concurrent import futures
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch._C._distributed_c10d import Work
+from torch.autograd import profiler
 
 from drivetrain_comm.backend import _native
 from drivetrain_core import DistributedError
@@ -19,7 +23,47 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from drivetrain_comm.backend._extension import Ticket
-    from drivetrain_comm.backend._torch_backend import TorchTicket
+    from drivetrain_comm.backend._torch_backend import Ending
+
+
+class LaterTicket:
+    """The ticket of a collective that begins once the ranks have met.
+
+    Args:
+        begin: Returns the ticket of the engine.
+    """
+
+    def __init__(self, begin: Callable[[], Ticket | Ending]) -> None:
+        """Begins nothing."""
+        self._begin = begin
+        self._begun: Future[Ticket | Ending] = Future()
+
+    def begin(self) -> None:
+        """Begins; whoever waits is told of what is raised."""
+        try:
+            self._begun.set_result(self._begin())
+        except Exception as error:  # noqa: BLE001
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Ends it with an error, without a beginning."""
+        self._begun.set_exception(error)
+
+    def wait(self, timeout_s: float) -> str | None:
+        """Returns None if it has not ended, an empty string, or why it failed."""
+        until_s = time.monotonic() + timeout_s
+        if not futures.wait([self._begun], timeout_s).done:
+            return None
+        if error := self._begun.exception():
+            return str(error)
+        return self._begun.result().wait(max(0.0, until_s - time.monotonic()))
+
+    def finish(self) -> None:
+        """Waits for the end, and raises why it failed."""
+        self._begun.result().finish()
+
+
+AnyTicket: TypeAlias = "Ticket | Ending | LaterTicket"
 
 
 class EngineWork(Work):
@@ -34,7 +78,7 @@ class EngineWork(Work):
 
     def __init__(
         self,
-        ticket: Ticket,
+        ticket: AnyTicket,
         result: list[torch.Tensor],
         notifier: Notifier,
         *,
@@ -65,6 +109,8 @@ class EngineWork(Work):
         if seconds <= 0:
             self._ticket.finish()
             self._complete()
+            if self._future is not None:
+                self._future.wait()
             return True
         error = self._ticket.wait(seconds)
         if error is None:
@@ -100,6 +146,10 @@ class EngineWork(Work):
         self._require_own_process()
         if self._future is None:
             self._future = torch.futures.Future()
+            if self.is_success():
+                # DDP takes the value of what it has waited for.
+                self._future.set_result(self._result)
+                return self._future
             pair = self._future, self._result
             self._notifier.tell(self._ticket, [pair], first=self._complete)
         return self._future
@@ -123,22 +173,38 @@ class EngineWork(Work):
             self._last = None
 
 
-class Notifier:
-    """A thread that completes futures, in the order of their collectives.
+def _nothing() -> None: ...
 
-    The thread starts with the first one.
+
+def show(future: torch.futures.Future[Any]) -> None:
+    """Has the profiler, if it runs, see an all-reduce from now to the end of its future."""
+    if profiler._is_profiler_enabled:
+        record = profiler.record_function("drivetrain_comm:all_reduce")
+        record.__enter__()  # type: ignore[no-untyped-call]
+        record._call_end_callbacks_on_future(future)
+
+
+class Notifier:
+    """Threads that complete futures, in the order of their collectives.
+
+    One of them waits for the collective that ends next. What hangs on a future may wait
+    for a later one, as the hook of PowerSGD does: another thread waits meanwhile.
     """
 
     def __init__(self) -> None:
-        """Starts nothing yet."""
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        """Starts none yet."""
+        self._queue: queue.SimpleQueue[
+            tuple[Callable[[], None], Callable[[], None]] | None
+        ] = queue.SimpleQueue()
+        self._turn, self._lock = threading.Lock(), threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._num_busy = 0
         _notifiers.add(self)
 
     def tell(
         self,
-        ticket: Ticket | TorchTicket,
-        futures: Sequence[tuple[torch.futures.Future[Any], object]],
+        ticket: AnyTicket,
+        results: Sequence[tuple[torch.futures.Future[Any], object]],
         *,
         first: Callable[[], None] | None = None,
     ) -> None:
@@ -146,43 +212,73 @@ class Notifier:
 
         Args:
             ticket: Of the collective.
-            futures: With their values.
+            results: Futures, with their values.
             first: Called when it has ended well, before they are completed.
         """
+        failed: list[Exception] = []
 
-        def finish() -> None:
+        def wait() -> None:
             try:
                 ticket.finish()
                 if first is not None:
                     first()
             except Exception as error:  # noqa: BLE001
                 # Whatever it is, whoever waits for the futures gets it.
-                for future, _ in futures:
-                    future.set_exception(error)
-            else:
-                for future, value in futures:
+                failed.append(error)
+
+        def complete() -> None:
+            for future, value in results:
+                if failed:
+                    future.set_exception(failed[0])
+                else:
                     future.set_result(value)
 
-        self.put(finish)
+        self.put(wait, complete)
 
-    def put(self, job: Callable[[], None]) -> None:
-        """Has the thread do a job, which must not raise, after those before it."""
-        self._queue.put(job)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_run, args=(self._queue,), name="drivetrain-comm", daemon=True
-            )
-            self._thread.start()
+    def put(self, job: Callable[[], None], then: Callable[[], None] = _nothing) -> None:
+        """Has a thread do a job, after those before it, and then what may take its time.
+
+        Neither may raise.
+        """
+        self._queue.put((job, then))
+        if not self._threads:
+            self._count(0)
 
     def close(self) -> None:
-        """Ends the thread, after what is queued."""
+        """Ends the threads, after what is queued."""
         self._queue.put(None)
 
     def join(self) -> None:
-        """Ends the thread, and waits until it has ended."""
+        """Ends the threads, and waits until they have ended."""
         self.close()
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join(_END_S)
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                pair = self._queue.get()
+                if pair is None:
+                    # For the other threads.
+                    self._queue.put(None)
+                    return
+                job, then = pair
+                job()
+                self._count(1)
+            then()
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        """Takes note of threads that may take their time, and that one is left."""
+        with self._lock:
+            self._num_busy += change
+            if self._num_busy < len(self._threads):
+                return
+            thread = threading.Thread(
+                target=self._run, name="drivetrain-comm", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
 
 
 _END_S = 5.0
@@ -196,8 +292,3 @@ def _join_notifiers() -> None:
 
 
 _native.after_stop.append(_join_notifiers)
-
-
-def _run(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
-        job()

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _register_comm_hook
 
 from drivetrain_comm.backend._process_group import TunedProcessGroup
 from drivetrain_comm.ddp._compress import Cast, Exact
-from drivetrain_comm.ddp._ddp_tuner import DdpTuner
-from drivetrain_comm.ddp._fusion import Fusion, merge_buckets
+from drivetrain_comm.ddp._fusion import Fusion, merge_buckets, require_exact
 from drivetrain_comm.ddp._powersgd import PowerSGD
 from drivetrain_comm.selection._choice import STOCK
-from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from drivetrain_comm.ddp._compress import Compressor
-
-logger = logging.getLogger(__name__)
 
 # DDP's buckets are the grain of what can be merged: so many, within these sizes.
 _NUM_BUCKETS = 48
@@ -55,49 +51,25 @@ def bucket_cap_mb(
     return min(max(total_mb / _NUM_BUCKETS, _LEAST_MB), _MOST_MB)
 
 
-def needs_hook(ddp: Any) -> bool:
-    """Returns whether `attach` is due before this forward pass.
-
-    `torch.compile` traces this, and not `attach`.
-    """
-    if getattr(ddp, "_drivetrain_fusion", None) is not None:
-        return False
-    # Other passes are not made by all ranks at the same time.
-    return torch.is_grad_enabled() and bool(ddp.require_backward_grad_sync)
-
-
-def attach(ddp: Any) -> None:
-    """Gives a DDP module the hook, unless it has one of the user's, or needs none."""
-    # A copy of a module has the hooks' names, but not the hooks.
-    ddp._comm_hooks = [one for one in ddp._comm_hooks if one[0] is not merge_buckets]
-    ddp._drivetrain_fusion = False
+def attach(ddp: Any) -> Fusion | None:
+    """Gives a DDP module the hook, unless it needs none; returns what it calls."""
     group = ddp.process_group
     if not _is_tuned(group):
-        return
-    obstacle = _obstacle(ddp, group)
-    compression = group.settings.compression
-    if obstacle and compression != "none":
-        message = f"gradients cannot be compressed by {compression}: {obstacle}"
-        raise DistributedError(message)
-    if obstacle:
-        logger.info("gradients are left to torch: %s", obstacle)
-        return
-    fusion = Fusion(DdpTuner(group), _COMPRESSORS[compression](group))
-    ddp.register_comm_hook(fusion, merge_buckets)
-    ddp._drivetrain_fusion = fusion
-
-
-def _obstacle(ddp: Any, group: TunedProcessGroup) -> str | None:
-    """Returns why a module cannot have the hook, or None."""
+        return None
     parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+    obstacle = ""
     if any(p.device.type != "cpu" for p in parameters):
-        return "the module is not on the CPU"
-    if ddp._comm_hooks or ddp.mixed_precision is not None:
-        return "the module has a communication hook of its own"
-    if group.settings.algorithm == STOCK:
-        return "the algorithm is fixed to torch's own"
-    lacks = group.transport.lacks
-    return f"there is no engine ({lacks})" if lacks else None
+        obstacle = "the module is not on the CPU"
+    elif ddp.mixed_precision is not None:
+        obstacle = "the module has a communication hook of its own"
+    elif group.settings.algorithm == STOCK:
+        obstacle = "the algorithm is fixed to torch's own"
+    if obstacle:
+        require_exact(group, obstacle)
+        return None
+    fusion = Fusion(ddp, group, _COMPRESSORS[group.settings.compression])
+    _register_comm_hook(ddp.reducer, fusion, merge_buckets)
+    return fusion
 
 
 def _group_of(arguments: Mapping[str, Any]) -> Any:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import torch
 from torch._compile import _disable_dynamo
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-from drivetrain_comm.ddp._ddp_tuner import StepRecord
+from drivetrain_comm.backend._work import show
+from drivetrain_comm.ddp._ddp_tuner import DdpTuner, StepRecord
 from drivetrain_comm.ddp._predict import Bucket
+from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch._C._distributed_c10d import GradBucket
 
+    from drivetrain_comm.backend._process_group import TunedProcessGroup
     from drivetrain_comm.ddp._compress import Compressor, Outcome, Part
-    from drivetrain_comm.ddp._ddp_tuner import DdpTuner
+
+logger = logging.getLogger(__name__)
+
+AnyFuture: TypeAlias = "torch.futures.Future[torch.Tensor]"
 
 
 @_disable_dynamo
 def merge_buckets(fusion, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     """The hook that DDP calls; it has no annotations since torch compares them."""
     return fusion.take(bucket)
-
-
-def _nothing() -> None:
-    """What becomes of a `Fusion` in a copy or a file."""
 
 
 class Fusion:
@@ -37,27 +42,51 @@ class Fusion:
     hold enough bytes of one dtype, and then reduced at once.
 
     Args:
-        tuner: Says how much is collected, and how it is reduced, step by step.
-        compressor: Averages what was collected.
+        ddp: The module.
+        group: Its ranks.
+        make_compressor: Of what averages that which was collected.
+
+    Attributes:
+        group: Its ranks.
+        hook: A hook of the user's and its state, which take the buckets instead.
+        work: What DDP has begun in its forward pass, kept while it may wait for it.
     """
 
-    def __init__(self, tuner: DdpTuner, compressor: Compressor) -> None:
-        """Collects nothing yet."""
-        self.tuner = tuner
-        self.compressor = compressor
+    def __init__(
+        self,
+        ddp: Any,
+        group: TunedProcessGroup,
+        make_compressor: Callable[[TunedProcessGroup], Compressor],
+    ) -> None:
+        """Measures and collects nothing yet."""
+        # DDP's native half has this one, out of the garbage collector's sight.
+        self._ddp = weakref.ref(ddp)
+        self.group = group
+        self._make_compressor = make_compressor
+        self.hook: tuple[Any, Callable[[Any, GradBucket], AnyFuture]] | None = None
+        self.work: Any = None
+        self.tuner: DdpTuner | None = None
+        self.compressor: Compressor
         self._waiting: list[Part] = []
         self._began_s = 0.0
         self._buckets: list[Bucket] = []
         self._last: Outcome | None = None
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        """Copies of a module start without one: they have their own buckets."""
-        return _nothing, ()
-
-    def take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def take(self, bucket: GradBucket) -> AnyFuture:
         """Takes a bucket; the future holds its average over all ranks."""
+        if self.hook is None and self.tuner is None:
+            self._start()
+        if self.hook is not None:
+            state, hook = self.hook
+            return hook(state, bucket)
+        ddp = self._ddp()
+        if ddp is not None and not getattr(ddp, "_divide_by_initial_world_size", True):
+            return self._average_of_active(bucket)
         if bucket.index() == 0:
             self._begin_step()
+        if bucket.buffer().layout != torch.strided:
+            self._flush()
+            return allreduce_hook(self.group, bucket)
         part = self.compressor.accept(bucket)
         ready_s = time.monotonic() - self._began_s
         self._buckets.append(Bucket(ready_s=ready_s, size_bytes=part.size_bytes))
@@ -65,11 +94,43 @@ class Fusion:
             self._flush()
         self._waiting.append(part)
         size_bytes = sum(one.size_bytes for one in self._waiting)
+        assert self.tuner is not None
         if size_bytes >= self.tuner.plan.bucket_bytes or bucket.is_last():
             self._flush()
-        return part.future
+        return part.future.then(torch.futures.Future.value)
+
+    def give_way(
+        self,
+        state: Any,
+        hook: Callable[[Any, GradBucket], AnyFuture],
+        because: str = "the module has a communication hook of its own",
+    ) -> None:
+        """Leaves the buckets to another hook; `require_exact` says what is raised."""
+        require_exact(self.group, because)
+        self.hook = state, hook
+
+    def _start(self) -> None:
+        """Measures, with all other ranks, unless torch is to do it all."""
+        lacks = self.group.transport.lacks
+        if lacks:
+            self.give_way(self.group, allreduce_hook, f"there is no engine ({lacks})")
+        else:
+            self.tuner = DdpTuner(self.group)
+            self.compressor = self._make_compressor(self.group)
+
+    def _average_of_active(self, bucket: GradBucket) -> AnyFuture:
+        """Returns the average over the ranks that still have data, as DDP's join asks.
+
+        Others take part outside of a backward pass.
+        """
+        is_active = torch._C._current_graph_task_id() >= 0
+        buffer = bucket.buffer()
+        count = torch.full((1,), float(is_active), dtype=buffer.dtype)
+        work = self.group.allreduce([buffer, count])
+        return work.get_future().then(lambda future: future.value()[0].div_(count))
 
     def _begin_step(self) -> None:
+        assert self.tuner is not None
         self._waiting = []
         if self._last is not None and self._last.wait(0.0) == "":
             span_s = self._last.ended_at_s() - self._began_s
@@ -78,5 +139,21 @@ class Fusion:
         self._began_s = time.monotonic()
 
     def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        self._last = self.compressor.reduce(waiting, self.tuner.plan.choice)
+        assert self.tuner is not None
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            show(waiting[-1].future)
+            self._last = self.compressor.reduce(waiting, self.tuner.plan.choice)
+
+
+def require_exact(group: TunedProcessGroup, obstacle: str) -> None:
+    """Leaves gradients to torch.
+
+    Raises:
+        DistributedError: They are to be compressed, which torch does not.
+    """
+    compression = group.settings.compression
+    if compression != "none":
+        message = f"gradients cannot be compressed by {compression}: {obstacle}"
+        raise DistributedError(message)
+    logger.info("gradients are left to torch: %s", obstacle)

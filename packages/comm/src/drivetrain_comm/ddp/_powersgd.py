@@ -84,9 +84,9 @@ class PowerSGD:
                 # Whatever it is, DDP gets it from the futures, and peers do not wait for
                 # what this rank cannot send any more.
                 self._transport.fail(f"PowerSGD failed: {error}")
-                exchange.finish(error)
+                exchange.complete(error)
             else:
-                exchange.finish()
+                exchange.complete()
 
         self._worker.put(job)
         return exchange
@@ -130,7 +130,7 @@ class _Exchange(Ending):
         super().__init__()
         self._parts = parts
 
-    def finish(self, error: Exception | None = None) -> None:
+    def complete(self, error: Exception | None = None) -> None:
         """Completes the futures."""
         self.end(str(error) if error else "")
         for part in self._parts:

@@ -1,4 +1,4 @@
-"""A Redis server of one's own, in a folder that goes with it."""
+"""A Redis server of one's own, in a folder that goes with it, for tests and measurements."""
 
 from __future__ import annotations
 
