@@ -1,6 +1,7 @@
 """`replace`: what it finds, what it leaves, that results stay, and the way back."""
 
 import copy
+import math
 import pickle
 import re
 import types
@@ -256,6 +257,39 @@ def test_output_that_changes_on_the_example_undoes_everything():
     assert "forward" not in vars(model[0])
 
 
+class Last(nn.Module):
+    """Ends in what is given."""
+
+    def __init__(self, end):
+        super().__init__()
+        self.norm, self.end = LlamaNorm(8), end
+
+    def forward(self, x):
+        return self.end(self, self.norm(x))
+
+
+def not_a_number(model, out):
+    out = out.clone()
+    out[0, 0, 0] = math.nan
+    return out if "forward" not in vars(model.norm) else out * math.nan
+
+
+@pytest.mark.parametrize(
+    ("end", "message"),
+    [
+        (lambda _, out: out.argmax(-1), "a Tensor, holds no floating tensor"),
+        (lambda _, out: types.SimpleNamespace(logits=out), "a SimpleNamespace, holds"),
+        (not_a_number, "output on the example changed by"),
+    ],
+    ids=["whole numbers", "object", "nan"],
+)
+def test_example_whose_output_cannot_be_the_same_is_an_error(end, message):
+    model = Last(end)
+    with pytest.raises(ReplacementError, match=message):
+        replace(model, REFERENCE, example=X)
+    assert "forward" not in vars(model.norm)
+
+
 @pytest.mark.parametrize(
     ("plan", "error", "message"),
     [
@@ -385,12 +419,12 @@ def test_modules_do_not_notice_that_they_were_tried():
     class Noted(GatedMLP):
         def __init__(self, width, act):
             super().__init__(width, act)
-            self.num_calls, self.shapes = 0, []
+            self.num_calls, self.last = 0, None
             self.register_buffer("largest", torch.zeros(()))
 
         def forward(self, x):
             self.num_calls += 1
-            self.shapes.append(x.shape)
+            self.last = x.shape
             self.largest.copy_(x.detach().abs().max())
             return super().forward(x)
 
@@ -401,8 +435,8 @@ def test_modules_do_not_notice_that_they_were_tried():
         part.register_full_backward_hook(lambda *_: fired.append("backward"))
     replacement = replace(model, {"swiglu": "reference"})
     # What it notes would be lost.
-    assert replacement.left[0].why == "its forward writes to num_calls, shapes"
-    assert (model.num_calls, model.shapes, fired) == (0, [], [])
+    assert replacement.left[0].why == "its forward writes to largest, last, num_calls"
+    assert (model.num_calls, model.last, fired) == (0, None, [])
     assert model.largest == 0
     assert model.training
 

@@ -19,58 +19,14 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_OPERATIONS = frozenset(
-    [
-        "_fused_rms_norm",
-        "_to_copy",
-        "_unsafe_view",
-        "add",
-        "addmm",
-        "alias",
-        "cat",
-        "chunk",
-        "clone",
-        "convert_element_type",
-        "div",
-        "erf",
-        "exp",
-        "expand",
-        "full",
-        "gelu",
-        "linalg_vector_norm",
-        "linear",
-        "mean",
-        "mm",
-        "mul",
-        "native_layer_norm",
-        "native_dropout",
-        "neg",
-        "pow",
-        "reciprocal",
-        "reshape",
-        "rms_norm",
-        "rsqrt",
-        "scalar_tensor",
-        "sigmoid",
-        "silu",
-        "slice",
-        "split",
-        "split_with_sizes",
-        "sqrt",
-        "square",
-        "squeeze",
-        "sub",
-        "sum",
-        "t",
-        "tanh",
-        "to",
-        "transpose",
-        "unsqueeze",
-        "var",
-        "var_mean",
-        "view",
-    ]
-)
+_NAMES = """
+_fused_rms_norm _to_copy _unsafe_view add addmm alias cat chunk clone
+convert_element_type div erf exp expand full gelu linalg_vector_norm linear mean mm
+mul native_layer_norm native_dropout neg pow reciprocal reshape rms_norm rsqrt
+scalar_tensor sigmoid silu slice split split_with_sizes sqrt square squeeze sub sum
+t tanh to transpose unsqueeze var var_mean view
+"""
+_OPERATIONS = frozenset(_NAMES.split())
 """Operations that are analytic where a norm or a gated feed-forward uses them."""
 
 
@@ -79,7 +35,7 @@ class Formula:
 
     Args:
         module: A copy that nobody else uses.
-        parameters: Its parameters by name, in its dtype.
+        parameters: Its parameters and buffers by name, in its dtype.
         x: An input.
 
     Attributes:
@@ -94,9 +50,17 @@ class Formula:
         self._graph: fx.GraphModule | None = None
 
         def call(parameters: dict[str, Tensor], x: Tensor) -> Any:
-            return torch.func.functional_call(module, parameters, (x,))
+            given = {**parameters, "its input": x}
+            versions = {name: tensor._version for name, tensor in given.items()}
+            out = torch.func.functional_call(module, parameters, (x,))
+            written.update(n for n, t in given.items() if t._version != versions[n])
+            return out
 
-        before = _held(module)
+        linear = [part for part in module.children() if isinstance(part, nn.Linear)]
+        called = list[nn.Module]()
+        for part in linear:
+            part.register_forward_hook(lambda part, *_: called.append(part))
+        before, written = _held(module), set[str]()
         try:
             with torch.no_grad():
                 trace = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)
@@ -106,8 +70,10 @@ class Formula:
             first = str(error).strip().partition("\n")[0][:100]
             self.why = f"its forward cannot be traced: {type(error).__name__}: {first}"
             return
-        if written := sorted({n for n, _ in before.items() ^ _held(module).items()}):
-            self.why = f"its forward writes to {', '.join(written)}"
+        if written := written | {n for n, _ in before.items() ^ _held(module).items()}:
+            self.why = f"its forward writes to {', '.join(sorted(written))}"
+        elif {*called} != {*linear}:
+            self.why = "its forward reads the weights of a linear layer past its call"
         others = sorted({name for name in self._names() if name not in _OPERATIONS})
         if others and not self.why:
             self.why = (

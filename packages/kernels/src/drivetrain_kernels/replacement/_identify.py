@@ -52,8 +52,8 @@ def method(
 
     A call of another form than the checked one goes to the module's own `forward`: with
     further arguments, with an input of another dtype than its parameters', as autocast
-    makes them, or when an attribute or a part that its forward reads, or a hook on one,
-    has changed since.
+    makes them, or when something that its forward reads, a part of it, or a hook on
+    one, has changed since.
 
     Args:
         compute: Computes what the module's `forward` does.

@@ -39,7 +39,7 @@ class Proof:
         why: Why the module has no formula, or nothing.
         width: The size of the last dimension that it is tried with, in few columns if
             the module can.
-        shapes: Of the parameters then, by name.
+        shapes: Of the parameters and buffers then, by name.
     """
 
     def __init__(self, module: nn.Module, width: int) -> None:
@@ -47,7 +47,8 @@ class Proof:
         first = next(module.parameters())
         self._device, self._dtype = first.device, first.dtype
         self._module = trial_copy(module)
-        shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+        named = [*module.named_parameters(), *module.named_buffers()]
+        shapes = {name: tuple(value.shape) for name, value in named}
         self._trace(*_with_few_columns(shapes, width))
         if self.why and self.width != width:
             # It may know its sizes by number.

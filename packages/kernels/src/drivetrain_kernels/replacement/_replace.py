@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import math
 import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from drivetrain_kernels._errors import (
     ReplacementError,
 )
 from drivetrain_kernels.replacement._check import TOLERANCES, disagreement, sample_input
+from drivetrain_kernels.replacement._formula import relative
 from drivetrain_kernels.replacement._forward_state import forward_state_of, has_hooks
 from drivetrain_kernels.replacement._handle import Left, Replaced, Replacement
 from drivetrain_kernels.replacement._identify import is_standin
@@ -92,12 +94,14 @@ by reference
     wanted = _checked_plan(model, plan)
     swap = _Swap(wanted, verify=verify)
     compiled = ""
-    for name, module in model.named_modules():
-        # What was compiled holds its parts as they were when it was.
-        if _is_compiled(module):
-            compiled = compiled or name or "the model"
-        swap.visit(name, module, compiled)
-        swap.visit_loss(name, module, compiled)
+    # Whatever the caller is in: gradients are compared.
+    with torch.inference_mode(False):
+        for name, module in model.named_modules():
+            # What was compiled holds its parts as they were when it was.
+            if _is_compiled(module):
+                compiled = compiled or name or "the model"
+            swap.visit(name, module, compiled)
+            swap.visit_loss(name, module, compiled)
     swap.require_some_of_each()
     handle = Replacement(swap.replaced, swap.left, swap.bindings)
     if example is not None:
@@ -342,13 +346,12 @@ def _unfit(module: nn.Module, compiled: str) -> str:
         return "another library has set its forward"
     if compiled:
         return f"{compiled} is compiled; replace before compiling"
-    hooked = [
-        name
-        for name, _, _ in forward_state_of(module).parts
-        if has_hooks(getattr(module, name))
-    ]
-    if hooked:
+    known = forward_state_of(module)
+    if hooked := [n for n, *_ in known.parts if has_hooks(getattr(module, n))]:
         return f"its part {hooked[0]!r} has hooks, which would not fire"
+    if known.unseen or not known.holds_for(module):
+        what = known.unseen or "a value of its own"
+        return f"its forward uses {what!r}, which may change what it does unseen"
     for parameter in module.parameters():
         if type(parameter.data) is not Tensor:
             return f"its parameters are {type(parameter.data).__name__}; replace before"
@@ -356,6 +359,8 @@ def _unfit(module: nn.Module, compiled: str) -> str:
             return "its parameters are on the meta device"
         if parameter.dtype not in TOLERANCES:
             return f"its parameters are {parameter.dtype}"
+    if not all(buffer.is_floating_point() for buffer in module.buffers()):
+        return "its buffers hold whole numbers, which its forward may count or read"
     if len({(p.dtype, p.device) for p in module.parameters()}) > 1:
         return "its parameters differ in dtype or device"
     return ""
@@ -381,14 +386,13 @@ def _require_same_output(model: nn.Module, handle: Replacement, example: Any) ->
         handle.redo()
         after = _outputs(copy.deepcopy(model), example)
     for ours, theirs in zip(before, after, strict=True):
-        norm = torch.linalg.vector_norm(ours.double())
-        apart = torch.linalg.vector_norm(ours.double() - theirs.double())
         # Rounding grows from layer to layer.
         bound = 10 * TOLERANCES.get(ours.dtype, 1e-5)
-        if float(apart) > bound * float(norm):
+        apart = relative(*(x.nan_to_num(math.e) for x in (ours, theirs)))
+        if not apart <= bound:
             message = (
-                f"the model's output on the example changed by {float(apart / norm):.1e}"
-                f", allowed is {bound:.0e}; nothing was replaced"
+                f"the model's output on the example changed by {apart:.1e}, allowed is "
+                f"{bound:.0e}; nothing was replaced"
             )
             raise ReplacementError(message)
 
@@ -402,4 +406,11 @@ def _outputs(model: nn.Module, example: Any) -> list[Tensor]:
         else:
             out = model(example)
     leaves = pytree.tree_leaves(out.to_tuple() if hasattr(out, "to_tuple") else out)
-    return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    found = [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    if not found:
+        message = (
+            f"the output on the example, a {type(out).__name__}, holds no floating tensor "
+            "to compare; leave `example` out, or give a part of the model that has one"
+        )
+        raise ReplacementError(message)
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class Trial:
     def as_dict(self) -> dict[str, Any]:
         """Returns the fields, for JSON."""
         return asdict(self)
+
+
+_NUMBERS = [field.name for field in fields(Trial) if field.type != "str"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,15 +208,5 @@ def _worst(name: str, own: Sequence[Trial | None]) -> Trial:
         if trial.status != "ok":
             return replace(trial, why=f"on rank {rank}: {trial.why}")
     there = [trial for trial in own if trial is not None]
-    return Trial(
-        name=name,
-        status="ok",
-        why=there[0].why,
-        compile_s=max(t.compile_s for t in there),
-        step_s=max(t.step_s for t in there),
-        ratio=max(t.ratio for t in there),
-        low=max(t.low for t in there),
-        high=max(t.high for t in there),
-        num_graphs=max(t.num_graphs for t in there),
-        num_breaks=max(t.num_breaks for t in there),
-    )
+    worst = {f: max(getattr(trial, f) for trial in there) for f in _NUMBERS}
+    return replace(there[0], **worst)

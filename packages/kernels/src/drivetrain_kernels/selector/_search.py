@@ -259,14 +259,8 @@ class Search:
         )
         for name, timing in timings.items():
             before = self.trials.get(name) or Trial(name=name, status="ok")
-            fields = {
-                **before.as_dict(),
-                "step_s": timing.step_s,
-                "ratio": timing.ratio,
-                "low": timing.low,
-                "high": timing.high,
-            }
-            self.trials[name] = Trial(**fields)
+            found = {n: getattr(timing, n) for n in ("step_s", "ratio", "low", "high")}
+            self.trials[name] = replace(before, **found)
         order = [EAGER, *(name for name in self.trials if name != EAGER)]
         self.trials = {name: self.trials[name] for name in order}
 
@@ -307,12 +301,11 @@ def _sample(workload: Workload, call: Callable[..., Any], repeats: int) -> float
 
 
 def _trial(one: Candidate, status: str, why: str, seen: Probe | None) -> Trial:
+    plain = Trial(name=one.name, status=status, why=why)
     if seen is None:
-        return Trial(name=one.name, status=status, why=why)
-    return Trial(
-        name=one.name,
-        status=status,
-        why=why,
+        return plain
+    return replace(
+        plain,
         compile_s=seen.compile_s if one.backend else 0.0,
         num_graphs=seen.num_graphs,
         num_breaks=seen.num_breaks,

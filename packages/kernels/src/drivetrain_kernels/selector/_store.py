@@ -8,7 +8,7 @@ import logging
 import os
 import platform
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +44,7 @@ class Record:
 
     def to_json(self) -> str:
         """Returns the record as text."""
-        fields = {
-            "version": _VERSION,
-            "choice": self.choice,
-            "reason": self.reason,
-            "trials": [trial.as_dict() for trial in self.trials],
-            "verdicts": self.verdicts,
-        }
-        return json.dumps(fields, indent=2)
+        return json.dumps({"version": _VERSION, **asdict(self)}, indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Record:
