@@ -154,7 +154,7 @@ def test_attention_is_that_of_torch_where_torch_has_it():
     torch.testing.assert_close(attention(q, k, v), wanted)
     told = explain("attention", q, k, v, softcap=1.0)
     assert told.implementation == "reference"
-    assert ("sdpa", "has no soft cap, got 1.0") in told.passed_over
+    assert ("sdpa", "has no soft cap") in told.passed_over
 
 
 def test_attention_leaves_its_arguments_as_they_were():

@@ -120,9 +120,7 @@ def test_attention_kernels_are_operators_that_compile():
 
 
 def test_attention_kernels_refuse_dropout():
-    with pytest.raises(
-        ImplementationError, match=r"'triton'.*has no dropout, got 0\.5"
-    ):
+    with pytest.raises(ImplementationError, match=r"'triton'.*has no dropout"):
         attention(*qkv(), dropout_p=0.5, impl="triton")
 
 

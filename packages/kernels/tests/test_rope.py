@@ -47,7 +47,9 @@ def test_rope_of_packed_sequences_counts_each_from_zero():
     assert places.tolist() == [0, 1, 2, 0, 1, 2, 3]
     found = rope(q, k, cu_seqlens=cu_seqlens)
     given = rope(q, k, positions=places)
-    tables = rope(q, k, *rope_tables(torch.arange(9), 4), cu_seqlens=cu_seqlens)
+    tables = rope(
+        q, k, *rope_tables(torch.arange(9), 4, wide=True), cu_seqlens=cu_seqlens
+    )
     for ours, x, a, b in zip(found, (q, k), given, tables, strict=True):
         torch.testing.assert_close(
             ours, rotated(x, False, 4, places), rtol=1e-6, atol=1e-6
@@ -60,9 +62,10 @@ def test_rope_takes_tables_of_each_token_or_each_position():
     q, k = normal((2, 3, 2, 4), (2, 3, 2, 4))
     positions = torch.tensor([[4, 5, 6], [0, 1, 9]])
     wanted = rope(q, k, positions=positions)
-    cos, sin = rope_tables(positions, 4)
+    cos, sin = rope_tables(positions, 4, wide=True)
     by_token = rope(q, k, cos, sin)
-    by_position = rope(q, k, *rope_tables(torch.arange(10), 4), positions=positions)
+    every = rope_tables(torch.arange(10), 4, wide=True)
+    by_position = rope(q, k, *every, positions=positions)
     for one, other, third in zip(wanted, by_token, by_position, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, third)

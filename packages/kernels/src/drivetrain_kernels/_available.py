@@ -75,42 +75,25 @@ def transforms_active() -> str | None:
         >>> torch.func.grad(lambda x: x if transforms_active() else 0 * x)(torch.ones(()))
         tensor(1.)
     """
+    if forward_ad._current_level >= 0:
+        return "knows no forward-mode derivative, and would leave it out"
     if torch._C._are_functorch_transforms_active():
         return "has no rule for torch.func, of which a transform is active"
     return None
 
 
-def transforms_refuse(facts: object) -> str | None:
-    """Says why an operator with a gradient of its own cannot take a call, or None.
-
-    Args:
-        facts: Not looked at.
-    """
-    del facts
-    transformed: str | None = transforms_active()
-    return transformed
-
-
-def has_tangent(*tensors: torch.Tensor | None) -> bool:
-    """Returns whether forward mode differentiates by one of the tensors.
-
-    An operator without a rule for it would drop the tangent without a word.
-
-    Args:
-        *tensors: None is left out.
+@_constant
+def second_derivative() -> str | None:
+    """Returns why an operator without a second derivative cannot run, or None.
 
     Example:
-        >>> import torch.autograd.forward_ad as forward_ad
-        >>> x = torch.zeros(2)
-        >>> with forward_ad.dual_level():
-        ...     has_tangent(x, forward_ad.make_dual(x, x))
-        True
+        >>> second_derivative()
     """
-    if forward_ad._current_level < 0:
-        return False
-    given = (tensor for tensor in tensors if tensor is not None)
-    tangents = (forward_ad.unpack_dual(one).tangent for one in given)  # type: ignore[no-untyped-call]
-    return any(tangent is not None for tangent in tangents)
+    functorch = torch._C._functorch
+    active = [one.key() for one in functorch.get_interpreter_stack() or ()]
+    if forward_ad._current_level >= 0 or active.count(functorch.TransformType.Grad) > 1:
+        return "has neither a forward-mode nor a second derivative"
+    return None
 
 
 @_constant

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,38 @@ def is_distributed(*tensors: Tensor | None) -> bool:
     """
     plain = (torch.Tensor, torch.nn.Parameter, type(None))
     return any(type(t) not in plain and hasattr(t, "to_local") for t in tensors)
+
+
+def replicated_beside(like: Tensor, tensor: Tensor) -> Tensor:
+    """Returns a tensor that every rank made, as a DTensor beside one that is.
+
+    Args:
+        like: The other one.
+        tensor: Equal on all ranks.
+
+    Example:
+        >>> replicated_beside(torch.zeros(2), torch.ones(2))
+        tensor([1., 1.])
+    """
+    if not is_distributed(like):
+        return tensor
+    made: Tensor = type(like).from_local(tensor, like.device_mesh)  # type: ignore[attr-defined]
+    return made
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Returns a context in which operators keep the dtypes of their tensors.
+
+    Args:
+        device: Where the tensors lie.
+
+    Example:
+        >>> with without_autocast(torch.device("cpu")):
+        ...     autocast_dtype(torch.device("cpu"))
+    """
+    if autocast_dtype(device) is None:
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _check_tensor(op: str, name: str, value: object) -> Tensor:

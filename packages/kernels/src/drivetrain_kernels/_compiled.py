@@ -7,10 +7,12 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from drivetrain_core.extending import separate_compile_cache
 from drivetrain_kernels._available import compiler_missing
 from drivetrain_kernels._dispatch import Implementation, only_on_a_gpu
+from drivetrain_kernels._fast_path import is_watched, once_differentiable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +48,13 @@ def compiled(reference: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(reference)
     def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_watched(*args):
             return reference(*args)
         key = (torch.is_grad_enabled(), *map(_kind, args))
         if key not in made:
             separate_compile_cache()
             made[key] = torch.compile(_twin(reference), fullgraph=True)
-        return made[key](*args)
+        return tree_map(once_differentiable, made[key](*args))
 
     return call
 

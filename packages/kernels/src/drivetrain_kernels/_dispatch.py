@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable  # noqa: TC003  (fields of dataclasses)
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+import torch
+
+from drivetrain_core import DrivetrainError
 from drivetrain_kernels._errors import ImplementationError, ImplementationNameError
-
-if TYPE_CHECKING:
-    import torch
+from drivetrain_kernels._fast_path import is_watched
 
 _FactsT = TypeVar("_FactsT")
+
+_NO_RULE = (
+    "cannot take tensors of this kind (on the meta device, of a class of their own, so "
+    "placed over ranks, or in a transform): torch has no rule for what it does; give plain "
+    "tensors, as to_local() and full_tensor() are, or take another implementation"
+)
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call: those by position, those by name."""
@@ -39,8 +46,8 @@ def only_on_a_gpu(facts: Any) -> str | None:
     Args:
         facts: Those of the call, with the type of the device as `device`.
     """
-    if facts.device == "cpu":
-        return "is made for a GPU, the tensors are on cpu"
+    if facts.device in {"cpu", "meta"}:
+        return f"is made for a GPU, the tensors are on {facts.device}"
     return None
 
 
@@ -205,10 +212,27 @@ class Op(Generic[_FactsT]):
             facts: What the op's `facts` says of the call.
             impl: "auto", or the name of an implementation.
             *args: The arguments that the op's implementations share.
+
+        Raises:
+            ImplementationError: It was named and cannot take the call, or torch has no
+                rule for what it does with tensors of this class, or in a transform.
         """
+        one = self.implementations[-1]
         if impl == "auto":
             # The same loop as in `choose`, without the words: a call takes it each time.
             for one in self.implementations:
                 if one.refuse(facts) is None and one.automatic(facts) is None:
-                    return one.call(*args)
-        return self.choose(facts, impl).implementation.call(*args)
+                    break
+        else:
+            one = self._named(facts, impl).implementation
+        try:
+            return one.call(*args)
+        except (IndexError, RuntimeError) as error:
+            is_meta = getattr(facts, "device", None) == "meta"
+            is_ours = (
+                isinstance(error, DrivetrainError) or torch.compiler.is_compiling()
+            )
+            if is_ours or not (is_meta or is_watched(*args)):
+                raise
+            message = f"{self.name}: the implementation {one.name!r} {_NO_RULE}"
+            raise ImplementationError(message) from error

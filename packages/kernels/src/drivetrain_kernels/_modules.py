@@ -257,7 +257,7 @@ class RotaryEmbedding(nn.Module):
             cu_seqlens: Where packed sequences begin, and where the last ends.
         """
         # No buffers: a cast of the module would round them, and late positions with them.
-        cos, sin = counted_tables(q.shape[-3], self.rotary_dim, self.base, q.device)
+        cos, sin = counted_tables(q.shape[-3], self.rotary_dim, self.base, q)
         return rope(
             q,
             k,

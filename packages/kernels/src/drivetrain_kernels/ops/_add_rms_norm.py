@@ -8,7 +8,7 @@ rounded to its dtype before it is normalised, so that y is what follows from z.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -109,27 +109,17 @@ def facts(
     )
 
 
-def _added_then(impl: str) -> Callable[..., tuple[Tensor, Tensor]]:
+def _added_then(norm: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     """Returns the addition, followed by an implementation of `rms_norm`."""
 
-    def run(
-        x: Tensor,
-        residual: Tensor,
-        weight: Tensor | None,
-        eps: float,
-        offset: float,
-        cast: str,
-    ) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
         total = x + residual
-        normed = _rms_norm.rms_norm(
-            total, weight, eps=eps, offset=offset, cast=cast, impl=impl
-        )
-        return normed, total
+        return norm(total, *rest), total
 
     return run
 
 
-_reference = _added_then("reference")
+_reference = _added_then(_rms_norm.by_formula)
 
 
 def _triton(
@@ -159,14 +149,14 @@ OP = Op(
         compiled_form(_reference),
         Implementation(
             name="eager",
-            call=_added_then("eager"),
+            call=_added_then(_rms_norm.by_rows),
             refuse=_rms_norm.eager_refuses,
             automatic=_rms_norm.eager_automatic,
             because="an addition, then few passes over the rows",
         ),
         Implementation(
             name="torch",
-            call=_added_then("torch"),
+            call=_added_then(_rms_norm.by_torch),
             refuse=_rms_norm.torch_refuses,
             because="an addition, then torch's own fused operator",
         ),

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from drivetrain_kernels._available import capability_of, triton_missing
+from drivetrain_kernels._available import (
+    capability_of,
+    second_derivative,
+    transforms_active,
+    triton_missing,
+)
 from drivetrain_kernels._check import (
     check_at_least,
     check_device,
@@ -23,9 +28,11 @@ from drivetrain_kernels._check import (
     check_positive,
     check_shape,
     check_whole,
+    is_distributed,
 )
 from drivetrain_kernels._dispatch import Example, Implementation, Op, reference_form
 from drivetrain_kernels._errors import IndexRangeError, OptionError, ShapeError
+from drivetrain_kernels._fast_path import is_readable
 from drivetrain_kernels.ops._attention_band import Band, Packed, resolve_band
 from drivetrain_kernels.ops._attention_external import (
     flash_attention,
@@ -59,6 +66,7 @@ class AttentionFacts:
     is_self: bool
     softcap: float | None
     dropout_p: float
+    is_distributed: bool
 
 
 def attention(
@@ -190,9 +198,7 @@ def _packed(
 
 def _check_longest(max_seqlen: int, *offsets: Tensor) -> None:
     """Checks lengths that lie in the memory of the host, where reading them is free."""
-    if torch.compiler.is_compiling():
-        return
-    here = [cu for cu in offsets if cu.device.type == "cpu" and len(cu) > 1]
+    here = [cu for cu in offsets if is_readable(cu) and len(cu) > 1]
     longest = max((int(cu.diff().max()) for cu in here), default=0)
     if max_seqlen < longest:
         message = (
@@ -211,7 +217,7 @@ def _check_offsets(name: str, cu: Tensor, tokens: Tensor) -> None:
         )
         raise ShapeError(message)
     check_device(OP_NAME, name, cu, ("the tokens", tokens))
-    if cu.device.type != "cpu" or torch.compiler.is_compiling() or tokens.dim() != 3:
+    if not is_readable(cu) or tokens.dim() != 3:
         return  # the layout of the tokens is checked with the others'
     if int(cu[0]) != 0 or bool((cu.diff() < 0).any()) or int(cu[-1]) > len(tokens):
         message = (
@@ -267,6 +273,7 @@ def _facts(
         is_self=packed is not None and packed.is_self,
         softcap=softcap,
         dropout_p=dropout_p,
+        is_distributed=is_distributed(q),
     )
 
 
@@ -321,7 +328,8 @@ def _refuse_half_gpu(call: AttentionFacts) -> str | None:
         return f"needs a head_dim of at most 256 that 8 divides, got {call.head_dim}"
     if call.num_queries == 0 or call.num_keys == 0:
         return "needs a query and a key"
-    return None
+    transformed: str | None = transforms_active()
+    return transformed
 
 
 def _refuse_flash(call: AttentionFacts) -> str | None:
@@ -336,8 +344,8 @@ def _refuse_varlen(call: AttentionFacts) -> str | None:
     if missing is not None:
         return missing
     if call.softcap is not None:
-        return f"has no soft cap, got {call.softcap}"
-    return f"has no dropout, got {call.dropout_p}" if call.dropout_p else None
+        return "has no soft cap"
+    return "has no dropout" if call.dropout_p else None
 
 
 def _varlen_automatic(call: AttentionFacts) -> str | None:
@@ -357,7 +365,7 @@ def _refuse_triton(call: AttentionFacts) -> str | None:
         return "needs float32 or narrower on a GPU, got torch.float64"
     if call.head_dim > MAX_TRITON_HEAD:
         return f"needs a head_dim of at most {MAX_TRITON_HEAD}, got {call.head_dim}"
-    return f"has no dropout, got {call.dropout_p}" if call.dropout_p else None
+    return "has no dropout" if call.dropout_p else None
 
 
 def _triton_automatic(call: AttentionFacts) -> str | None:
@@ -371,11 +379,14 @@ def _triton_automatic(call: AttentionFacts) -> str | None:
 
 
 def _refuse_blocked(call: AttentionFacts) -> str | None:
+    if call.is_distributed:
+        return "takes no DTensor"
     if call.band.left is None or call.band.right is None:
         return "needs a window with a bound on both sides"
     if call.is_packed and not call.is_self:
         return "needs packed queries and keys of the same tokens"
-    return None
+    derivative: str | None = second_derivative()
+    return derivative
 
 
 def _blocked_automatic(call: AttentionFacts) -> str | None:
@@ -390,7 +401,12 @@ def _blocked_automatic(call: AttentionFacts) -> str | None:
 def _refuse_sdpa(call: AttentionFacts) -> str | None:
     if call.is_packed:
         return "takes no packed sequences"
-    return None if call.softcap is None else f"has no soft cap, got {call.softcap}"
+    if call.is_distributed and call.device == "cpu":
+        return "has no rule for a DTensor on a CPU"
+    if call.softcap is not None:
+        return "has no soft cap"
+    derivative: str | None = second_derivative()
+    return derivative
 
 
 def _example(device: torch.device, dtype: torch.dtype) -> Example:

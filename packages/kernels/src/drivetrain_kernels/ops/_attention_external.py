@@ -16,6 +16,7 @@ from drivetrain_kernels._available import (
     library_missing,
     torch_function_missing,
 )
+from drivetrain_kernels._fast_path import once_differentiable
 from drivetrain_kernels.ops._attention_band import (
     Band,
     Packed,
@@ -66,7 +67,7 @@ def sdpa_attention(
         scale=options.scale,
         enable_gqa=shares_keys(q.shape[2], k.shape[2]),
     )
-    return out.transpose(1, 2)
+    return once_differentiable(out).transpose(1, 2)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

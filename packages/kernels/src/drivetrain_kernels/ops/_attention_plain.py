@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
+from drivetrain_kernels._check import replicated_beside, without_autocast
+from drivetrain_kernels._fast_path import once_differentiable
 from drivetrain_kernels.ops._attention_band import (
     Band,
     Packed,
@@ -77,8 +79,11 @@ def reference_attention(
         q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
     elif not band.is_full:
         mask = band.mask(num_queries, num_keys, q.device)
+    if mask is not None:
+        mask = replicated_beside(q, mask)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out = attend(q, k, v, mask, options).transpose(1, 2)
+    with without_autocast(q.device):
+        out = attend(q, k, v, mask, options).transpose(1, 2)
     return out if packed is None else out.squeeze(0)
 
 
@@ -112,9 +117,10 @@ def blocked_attention(
         mask_NCL = mask_NCL & _same_sequence(packed, Sq, size, before, span)
     mask = mask_NCL.unsqueeze(1)
     if options.softcap is not None:
-        out = attend(q_NHCD, k_NHLD, v_NHLD, mask, options)
+        with without_autocast(q.device):
+            out = attend(q_NHCD, k_NHLD, v_NHLD, mask, options)
     else:
-        out = functional.scaled_dot_product_attention(
+        made = functional.scaled_dot_product_attention(
             q_NHCD,
             k_NHLD,
             v_NHLD,
@@ -123,6 +129,7 @@ def blocked_attention(
             scale=options.scale,
             enable_gqa=shares_keys(Hq, k.shape[2]),
         )
+        out = once_differentiable(made)
     out = out.reshape(num_blocks, B, Hq, size, D).permute(1, 0, 3, 2, 4)
     out = out.reshape(B, num_blocks * size, Hq, D).narrow(1, 0, Sq)
     if packed is None:

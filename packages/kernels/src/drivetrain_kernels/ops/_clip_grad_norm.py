@@ -227,7 +227,7 @@ def _total_norm(grads: list[Tensor], norm_type: float) -> Tensor:
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for grad in grads:
         by_dtype.setdefault(grad.dtype, []).append(grad)
-    widest = max((accumulation_dtype(d) for d in by_dtype), key=lambda d: d.itemsize)
+    widest = torch.float64 if torch.float64 in by_dtype else torch.float32
     norms = [
         norm for alike in by_dtype.values() for norm in _norms(alike, norm_type, widest)
     ]

@@ -10,9 +10,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._available import compiler_missing, triton_missing
-from drivetrain_kernels._check import check_device, check_floating, check_integer
-from drivetrain_kernels._compiled import compiled
+from drivetrain_kernels._available import triton_missing
+from drivetrain_kernels._check import (
+    check_device,
+    check_distribution,
+    check_floating,
+    check_integer,
+)
+from drivetrain_kernels._compiled import compiled_form
 from drivetrain_kernels._dispatch import (
     Example,
     Implementation,
@@ -98,8 +103,7 @@ def cross_entropy(
         softcap=softcap,
     )
     found = _facts(logits, target, options)
-    if not torch.compiler.is_compiling():
-        check_target_range(target, logits.shape[-1], options)
+    check_target_range(target, logits.shape[-1], options)
     target = target.long()
     loss, z_share = OP.run(found, impl, logits, target, options)
     return (loss, z_share.detach()) if return_z_loss else loss
@@ -121,6 +125,7 @@ def _facts(logits: Tensor, target: Tensor, options: LossOptions) -> CrossEntropy
         )
         raise ShapeError(message)
     check_device(OP_NAME, "target", target, ("logits", logits))
+    check_distribution(OP_NAME, "target", target, ("logits", logits))
     return CrossEntropyFacts(
         device=logits.device.type,
         dtype=logits.dtype,
@@ -197,12 +202,6 @@ def _example(device: torch.device, dtype: torch.dtype) -> Example:
     return (logits, torch.arange(8, device=device)), {}
 
 
-def _compiled_automatic(call: CrossEntropyFacts) -> str | None:
-    if call.device == "cpu":
-        return "takes seconds to compile, so it is taken only by name on a CPU"
-    return None
-
-
 OP: Op[CrossEntropyFacts] = Op(
     name=OP_NAME,
     implementations=(
@@ -219,13 +218,7 @@ OP: Op[CrossEntropyFacts] = Op(
             refuse=_refuse_torch,
             because="torch's fused function has all that was asked for",
         ),
-        Implementation(
-            name="compiled",
-            call=compiled(_reference),
-            refuse=lambda facts: compiler_missing(facts.device),
-            automatic=_compiled_automatic,
-            because="the reference is fused by the compiler",
-        ),
+        compiled_form(_reference),
         reference_form(_reference, "it takes every call, on any device"),
     ),
     facts=facts,

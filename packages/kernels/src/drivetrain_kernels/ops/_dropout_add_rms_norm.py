@@ -19,6 +19,7 @@ from drivetrain_kernels._check import (
     check_number,
     check_shape,
     check_whole,
+    replicated_beside,
 )
 from drivetrain_kernels._compiled import compiled_form
 from drivetrain_kernels._dispatch import Example, Op, reference_form, triton_form
@@ -160,42 +161,22 @@ def _seed_tensor(
     return torch.randint(2**63 - 1, (), device=device, generator=generator)
 
 
-def _reference(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    seed: Tensor,
-    p: float,
-    eps: float,
-    offset: float,
-    cast: str,
-) -> tuple[Tensor, Tensor]:
+def _reference(x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    weight, seed, p, *norm = rest
     num_columns = x.shape[-1]
     num_rows = x.shape[:-1].numel()
     keep = keep_mask(seed, num_rows, num_columns, p).view(x.shape)
+    keep = replicated_beside(x, keep)
     wide = x.to(accumulation_dtype(x.dtype))
     scale = 0.0 if p >= 1 else 1.0 / (1.0 - p)
     total = (torch.where(keep, wide * scale, 0.0) + residual).to(x.dtype)
-    normed = _rms_norm.rms_norm(
-        total, weight, eps=eps, offset=offset, cast=cast, impl="reference"
-    )
-    return normed, total
+    return _rms_norm.by_formula(total, weight, *norm), total
 
 
-def _triton(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    seed: Tensor,
-    p: float,
-    eps: float,
-    offset: float,
-    cast: str,
-) -> tuple[Tensor, Tensor]:
-    p = float(p)
-    return run_triton(
-        x, residual, weight, seed=seed, eps=eps, offset=offset, p=p, cast=cast
-    )
+def _triton(x: Tensor, residual: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    weight, seed, p, *norm = rest
+    named = dict(zip(("eps", "offset", "cast"), norm, strict=True))
+    return run_triton(x, residual, weight, seed=seed, p=float(p), **named)
 
 
 def _example(device: torch.device, dtype: torch.dtype) -> Example:

@@ -8,6 +8,7 @@ https://arxiv.org/abs/1607.06450.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,24 +67,7 @@ def layer_norm(
     return OP.run(found, impl, x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-def facts(
-    x: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    eps: float = 1e-5,
-) -> NormFacts:
-    """Checks a call and returns what the choice depends on.
-
-    Args:
-        x: See `layer_norm`.
-        weight: Likewise.
-        bias: Likewise.
-        eps: Likewise.
-    """
-    return norm_facts(
-        "layer_norm", x, weight=weight, bias=bias, eps=eps, cast="float32"
-    )
+facts = partial(norm_facts, "layer_norm", eps=1e-5, cast="float32")
 
 
 def _reference(

@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._available import (
-    has_tangent,
     torch_function_missing,
-    transforms_refuse,
+    transforms_active,
     triton_missing,
 )
 from drivetrain_kernels._check import (
@@ -71,7 +70,6 @@ class LinearCrossEntropyFacts:
     is_plain: bool
     is_sharded: bool
     is_distributed: bool
-    is_dual: bool
 
 
 def linear_cross_entropy(
@@ -144,20 +142,15 @@ def linear_cross_entropy(
     )
     hidden, weight, bias = _autocast(hidden, weight, bias)
     found = _facts(hidden, weight, target, bias, options, chunk_tokens, group)
-    if not torch.compiler.is_compiling() and group is None:
+    if group is None:
         check_target_range(target, len(weight), options)
-    losses: Tensor = OP.run(
-        found,
-        impl,
-        hidden.reshape(target.numel(), hidden.shape[-1]),
-        weight,
-        bias,
-        target.reshape(-1).long(),
-        options,
-        chunk_tokens,
-        group,
-    )
-    return losses.reshape(target.shape) if reduction == "none" else losses
+    shape, target = target.shape, target.long()
+    if not found.is_distributed:  # where shards may be of different sizes
+        hidden = hidden.reshape(target.numel(), hidden.shape[-1])
+        target = target.reshape(-1)
+    call = (hidden, weight, bias, target, options, chunk_tokens, group)
+    losses: Tensor = OP.run(found, impl, *call)
+    return losses.reshape(shape) if reduction == "none" else losses
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
@@ -210,7 +203,6 @@ def _facts(
         is_plain=options.is_plain,
         is_sharded=group is not None,
         is_distributed=is_distributed(hidden),
-        is_dual=has_tangent(hidden, weight, bias),
     )
 
 
@@ -240,18 +232,9 @@ def facts(
     return _facts(hidden, weight, target, bias, checked, chunk_tokens, group)
 
 
-def _chunked(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    options: LossOptions,
-    chunk_tokens: int | None,
-    group: ProcessGroup | None,
-    *,
-    with_triton: bool = False,
-) -> Tensor:
-    tensors = (hidden, weight, bias, target)
+def _chunked(*call: Any, with_triton: bool = False) -> Tensor:
+    *tensors, options, chunk_tokens, group = call
+    hidden, weight, bias, target = tensors
     numbers = (
         options.ignore_index,
         options.label_smoothing,
@@ -279,17 +262,12 @@ def _triton(*arguments: Any) -> Tensor:
 
 
 def _refuse_chunked(call: LinearCrossEntropyFacts) -> str | None:
-    return _refuse_derivative(call) or transforms_refuse(call)
-
-
-def _refuse_derivative(call: LinearCrossEntropyFacts) -> str | None:
-    if call.is_distributed:
-        return "takes no DTensor"
-    return "knows no forward-mode derivative" if call.is_dual else None
+    missing: str | None = transforms_active()
+    return "takes no DTensor" if call.is_distributed else missing
 
 
 def _refuse_triton(call: LinearCrossEntropyFacts) -> str | None:
-    missing: str | None = _refuse_derivative(call) or triton_missing(call.device)
+    missing: str | None = _refuse_chunked(call) or triton_missing(call.device)
     if missing is not None:
         return missing
     return "knows no vocabulary in shards" if call.is_sharded else None
@@ -300,16 +278,8 @@ def _total(*arguments: Any) -> Tensor:
     return total
 
 
-def _torch(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    options: LossOptions,
-    chunk_tokens: int | None,
-    group: ProcessGroup | None,
-) -> Tensor:
-    del group
+def _torch(*call: Any) -> Tensor:
+    hidden, weight, bias, target, options, chunk_tokens, _ = call
     chunking = torch.nn.LinearCrossEntropyOptions(
         batch_chunk_size=chunk_tokens, acc_policy="accurate"
     )
@@ -327,7 +297,7 @@ def _torch(
 
 
 def _refuse_torch(call: LinearCrossEntropyFacts) -> str | None:
-    missing = _refuse_derivative(call) or torch_function_missing(
+    missing = _refuse_chunked(call) or torch_function_missing(
         "torch.nn.functional.linear_cross_entropy"
     )
     if missing is not None:
@@ -349,16 +319,8 @@ def _torch_automatic(call: LinearCrossEntropyFacts) -> str | None:
     return f"was slower than 'chunked' wherever it was measured, so on {call.device}"
 
 
-def _reference(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    options: LossOptions,
-    chunk_tokens: int | None,
-    group: ProcessGroup | None,
-) -> Tensor:
-    del chunk_tokens
+def _reference(*call: Any) -> Tensor:
+    hidden, weight, bias, target, options, _, group = call
     if group is None:
         losses, _ = class_losses(
             functional.linear(hidden, weight, bias), target, options

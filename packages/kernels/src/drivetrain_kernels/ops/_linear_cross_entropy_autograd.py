@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
+from drivetrain_kernels._fast_path import first_order
 from drivetrain_kernels.ops._linear_cross_entropy_chunks import Gradients, run_chunks
 from drivetrain_kernels.ops._linear_cross_entropy_steps import Problem
 from drivetrain_kernels.ops._vocab_parallel import shard_of
@@ -138,7 +139,7 @@ def _grads(
     return _narrowed(problem, gradients, hidden.dtype)
 
 
-@_grads.register_fake
+@first_order(_grads).register_fake
 def _(
     grad: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:

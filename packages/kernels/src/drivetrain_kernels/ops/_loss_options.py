@@ -23,6 +23,7 @@ from torch import Tensor
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._check import check_number, check_whole
 from drivetrain_kernels._errors import IndexRangeError, OptionError
+from drivetrain_kernels._fast_path import is_readable
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -122,7 +123,7 @@ def check_target_range(target: Tensor, num_classes: int, options: LossOptions) -
     Raises:
         IndexRangeError: A target is neither a class nor `ignore_index`.
     """
-    if target.device.type != "cpu" or target.numel() == 0:
+    if target.numel() == 0 or not is_readable(target):
         return
     wrong = ((target < 0) | (target >= num_classes)) & (target != options.ignore_index)
     if not bool(wrong.any()):

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from drivetrain_kernels._available import (
     torch_function_missing,
-    transforms_refuse,
+    transforms_active,
     triton_missing,
 )
 from drivetrain_kernels._check import (
@@ -29,6 +29,7 @@ from drivetrain_kernels._check import (
     check_one_of,
     check_shape,
     check_whole,
+    is_distributed,
 )
 from drivetrain_kernels._dispatch import (
     Example,
@@ -37,7 +38,7 @@ from drivetrain_kernels._dispatch import (
     reference_form,
     triton_form,
 )
-from drivetrain_kernels._errors import OptionError, ShapeError
+from drivetrain_kernels._errors import DeviceError, OptionError, ShapeError
 from drivetrain_kernels.ops._moe_gemm import grouped_gemm, split_gemm
 from drivetrain_kernels.ops._moe_permute import permute, sort_by_expert, unpermute
 from drivetrain_kernels.ops._moe_route import SCORES, route
@@ -197,6 +198,12 @@ def facts(
             f"{tuple(x.shape)} and {tuple(w_gate.shape)}"
         )
         raise ShapeError(message)
+    if is_distributed(x):
+        message = (
+            "moe: it routes tokens by their values, for which a DTensor has no rule; "
+            "give x.to_local() or x.full_tensor(), and plain weights"
+        )
+        raise DeviceError(message)
     check_like("moe", ("x", x), ("router_weight", router_weight), float32_allowed=True)
     check_like("moe", ("x", x), ("w_gate", w_gate), ("w_up", w_up), ("w_down", w_down))
     width = x.shape[-1]
@@ -236,15 +243,10 @@ def _sorted(
 ) -> Callable[..., Tensor]:
     """Returns the layer on tokens that are sorted by expert, with a grouped GEMM."""
 
-    def call(
-        x_TH: Tensor,
-        experts_TK: Tensor,
-        weights_TK: Tensor,
-        counts_E: Tensor,
-        w_gate_EIH: Tensor,
-        w_up_EIH: Tensor,
-        w_down_EHI: Tensor,
-    ) -> Tensor:
+    def call(*tensors: Tensor) -> Tensor:
+        x_TH, experts_TK, weights_TK, counts_E, w_gate_EIH, w_up_EIH, w_down_EHI = (
+            tensors
+        )
         order = sort_by_expert(experts_TK, counts_E)
         x_NH = permute(x_TH, order, fused=fused)
         gate_NI = gemm(x_NH, w_gate_EIH, order.ends)
@@ -255,16 +257,8 @@ def _sorted(
     return call
 
 
-def _reference(
-    x_TH: Tensor,
-    experts_TK: Tensor,
-    weights_TK: Tensor,
-    counts_E: Tensor,
-    w_gate_EIH: Tensor,
-    w_up_EIH: Tensor,
-    w_down_EHI: Tensor,
-) -> Tensor:
-    del counts_E
+def _reference(*tensors: Tensor) -> Tensor:
+    x_TH, experts_TK, weights_TK, _, w_gate_EIH, w_up_EIH, w_down_EHI = tensors
     total_TH = torch.zeros_like(x_TH)
     for expert in range(w_gate_EIH.shape[0]):
         token, place = torch.where(experts_TK == expert)
@@ -278,7 +272,7 @@ def _reference(
 
 
 def _grouped_refuses(facts: MoEFacts) -> str | None:
-    transformed = transforms_refuse(facts)
+    transformed: str | None = transforms_active()
     if transformed is not None:
         return transformed
     missing = torch_function_missing("torch.nn.functional.grouped_mm")
@@ -300,7 +294,7 @@ def _triton_refuses(facts: MoEFacts) -> str | None:
 
 
 def _waits(facts: MoEFacts) -> str | None:
-    if facts.device != "cpu":
+    if facts.device not in {"cpu", "meta"}:
         return "waits for the GPU to know how many tokens an expert has"
     return None
 
@@ -328,7 +322,7 @@ OP = Op(
         Implementation(
             name="split",
             call=_sorted(split_gemm),
-            refuse=transforms_refuse,
+            refuse=lambda _: transforms_active(),
             automatic=_waits,
             because="tokens are sorted once, and each expert is three GEMMs",
         ),

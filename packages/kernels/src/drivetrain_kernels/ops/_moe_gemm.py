@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from drivetrain_kernels._fast_path import first_order
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -108,7 +110,7 @@ for _product, _gradients in (
     (split_gemm, _split_gemm_backward),
 ):
     _product.register_fake(_like_product)
-    _gradients.register_fake(_like_gradients)
+    first_order(_gradients).register_fake(_like_gradients)
     _product.register_autograd(_with_gradients(_gradients), setup_context=_keep)
 
 

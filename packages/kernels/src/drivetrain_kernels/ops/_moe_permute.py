@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
+from drivetrain_kernels._fast_path import first_order
 
 
 class Order(NamedTuple):
@@ -104,7 +105,7 @@ def sum_rows(
     return total_TH.to(y_NH.dtype)
 
 
-@sum_rows.register_fake
+@first_order(sum_rows).register_fake
 def _(y_NH: Tensor, weights_TK: Tensor | None, row_TK: Tensor, fused: bool) -> Tensor:
     del weights_TK, fused
     return y_NH.new_empty(row_TK.shape[0], y_NH.shape[1])
@@ -131,7 +132,7 @@ def spread_rows(
     return (grad_NH * weights_N[:, None]).to(y_NH.dtype), dots_N
 
 
-@spread_rows.register_fake
+@first_order(spread_rows).register_fake
 def _(
     grad_TH: Tensor, y_NH: Tensor, weights_N: Tensor, token_N: Tensor, fused: bool
 ) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ import torch
 from torch.nn import functional
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._check import autocast_dtype
+from drivetrain_kernels._check import without_autocast
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,7 +99,5 @@ def _shared(scores: Tensor) -> Tensor:
 
 
 def _logits(x_TH: Tensor, router_EH: Tensor) -> Tensor:
-    if autocast_dtype(x_TH.device) is None:
-        return functional.linear(x_TH, router_EH)
-    with torch.autocast(x_TH.device.type, enabled=False):
+    with without_autocast(x_TH.device):
         return functional.linear(x_TH, router_EH)

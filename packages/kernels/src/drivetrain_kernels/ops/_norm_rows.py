@@ -55,10 +55,10 @@ class NormFacts:
 def norm_facts(
     op: str,
     x: Tensor,
-    *,
-    residual: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
+    *,
+    residual: Tensor | None = None,
     eps: float,
     offset: float = 0.0,
     cast: str = "input",
@@ -68,9 +68,9 @@ def norm_facts(
     Args:
         op: The op's name.
         x: The rows.
-        residual: What is added to them first, if anything.
         weight: Of one row.
         bias: Likewise.
+        residual: What is added to them first, if anything.
         eps: Added to the mean of the squares.
         offset: Added to the weight.
         cast: When the row becomes narrow again.

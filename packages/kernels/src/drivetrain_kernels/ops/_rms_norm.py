@@ -11,6 +11,7 @@ https://arxiv.org/abs/1910.07467.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,29 +77,13 @@ def rms_norm(
     return OP.run(found, impl, x, weight, eps, offset, cast)  # type: ignore[no-any-return]
 
 
-def facts(
-    x: Tensor,
-    weight: Tensor | None = None,
-    *,
-    eps: float = 1e-6,
-    offset: float = 0.0,
-    cast: str = "input",
-) -> NormFacts:
-    """Checks a call and returns what the choice depends on.
-
-    Args:
-        x: See `rms_norm`.
-        weight: Likewise.
-        eps: Likewise.
-        offset: Likewise.
-        cast: Likewise.
-    """
-    return norm_facts("rms_norm", x, weight=weight, eps=eps, offset=offset, cast=cast)
+facts = partial(norm_facts, "rms_norm", eps=1e-6)
 
 
-def _reference(
+def by_formula(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
 ) -> Tensor:
+    """Returns what the equation says, in torch's operators; see `rms_norm`."""
     wide = x.to(accumulation_dtype(x.dtype))
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if cast == "input":
@@ -111,9 +96,10 @@ def _reference(
     return (normed * (weight + offset if offset else weight)).to(x.dtype)
 
 
-def _torch(
+def by_torch(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
 ) -> Tensor:
+    """Returns what torch's own operator gives; see `rms_norm`."""
     del offset, cast
     return functional.rms_norm(x, x.shape[-1:], weight, eps)
 
@@ -125,7 +111,7 @@ def torch_refuses(facts: NormFacts) -> str | None:
         facts: Those of the call.
     """
     if facts.offset:
-        return f"knows no offset, got {facts.offset}"
+        return "knows no offset"
     if facts.weight_dtype is not None and facts.weight_dtype != facts.dtype:
         return f"needs a weight of the dtype of x, got {facts.weight_dtype}"
     narrow = facts.dtype in {torch.bfloat16, torch.float16}
@@ -134,12 +120,13 @@ def torch_refuses(facts: NormFacts) -> str | None:
     return None
 
 
-def _eager(
+def by_rows(
     x: Tensor, weight: Tensor | None, eps: float, offset: float, cast: str
 ) -> Tensor:
+    """Returns what few passes over the rows give; see `rms_norm`."""
     if is_watched(x, weight):
         # A compiler makes one kernel of plain operators; this would stay as it is.
-        return _reference(x, weight, eps, offset, cast)
+        return by_formula(x, weight, eps, offset, cast)
     if weight is None:
         weight = x.new_full(x.shape[-1:], 1.0 + offset)
     elif offset:
@@ -195,19 +182,19 @@ OP = Op(
         ),
         Implementation(
             name="eager",
-            call=_eager,
+            call=by_rows,
             refuse=eager_refuses,
             automatic=eager_automatic,
             because="fewer passes over the rows than torch's own, mostly backward",
         ),
         Implementation(
             name="torch",
-            call=_torch,
+            call=by_torch,
             refuse=torch_refuses,
             because="torch's own operator gives the same",
         ),
-        compiled_form(_reference),
-        reference_form(_reference),
+        compiled_form(by_formula),
+        reference_form(by_formula),
     ),
     facts=facts,
     example=_example,

@@ -28,6 +28,7 @@ from drivetrain_kernels._check import (
     check_shape,
     check_whole,
     is_distributed,
+    replicated_beside,
 )
 from drivetrain_kernels._compiled import compiled_form
 from drivetrain_kernels._dispatch import Example, Op, reference_form, triton_form
@@ -37,7 +38,7 @@ from drivetrain_kernels._errors import (
     OptionError,
     ShapeError,
 )
-from drivetrain_kernels._fast_path import is_watched
+from drivetrain_kernels._fast_path import is_readable
 from drivetrain_kernels.ops._rope_tables import (
     counted_tables,
     packed_positions,
@@ -128,9 +129,10 @@ def rope(
     if cos is None or sin is None:
         width = found.rotary_dim
         if positions is None:
-            cos, sin = counted_tables(q.shape[-3], width, base, q.device)
+            tables = counted_tables(q.shape[-3], width, base, q)
         else:
-            cos, sin = rope_tables(positions, width, base)
+            tables = rope_tables(positions, width, base, q.dtype == torch.float64)
+        cos, sin = (replicated_beside(q, table) for table in tables)
     elif positions is not None:
         _check_rows(positions, len(cos))
         cos, sin = cos[positions], sin[positions]
@@ -235,9 +237,7 @@ def _check_places(
 
 def _check_rows(positions: Tensor, num_rows: int) -> None:
     """Raises for positions that a table lacks, on a CPU, where reading them is free."""
-    if torch.compiler.is_compiling() or positions.device.type != "cpu":
-        return
-    if positions.numel() == 0 or is_watched(positions):
+    if positions.numel() == 0 or not is_readable(positions):
         return
     least, most = int(positions.min()), int(positions.max())
     if least < 0 or most >= num_rows:

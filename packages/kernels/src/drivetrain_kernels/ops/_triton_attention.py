@@ -14,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 
 from drivetrain_kernels._accumulation import accumulation_dtype
 from drivetrain_kernels._errors import ImplementationError, OptionError
+from drivetrain_kernels._fast_path import first_order
 from drivetrain_kernels._triton_blocks import (
     INTERPRETS,
     TRITON_DTYPES,
@@ -173,7 +174,7 @@ def _gradients(
     return dq, dk, dv
 
 
-@_gradients.register_fake
+@first_order(_gradients).register_fake
 def _(dout: Tensor, q: Tensor, k: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     del dout
     return _empty_gradients(q, k)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._fast_path import fast_path, run
+from drivetrain_kernels._fast_path import fast_path, first_order, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     num_warps,
@@ -274,7 +274,7 @@ _gradient = torch.library.custom_op(
 )
 
 
-@_gradient.register_fake
+@first_order(_gradient).register_fake
 def _(grad: Tensor, logits: Tensor, *_: Any) -> Tensor:
     del grad
     return logits.new_empty(logits.shape)

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._fast_path import fast_path, run
+from drivetrain_kernels._fast_path import fast_path, first_order, run
 from drivetrain_kernels._triton_blocks import (
     INTERPRETS,
     TRITON_DTYPES,
@@ -160,7 +160,7 @@ _gated_backward = torch.library.custom_op(
 )
 
 
-@_gated_backward.register_fake
+@first_order(_gated_backward).register_fake
 def _(dout: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     del dout, kind
     return gate.new_empty(gate.shape), up.new_empty(up.shape)

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from drivetrain_kernels._accumulation import accumulation_dtype
-from drivetrain_kernels._fast_path import fast_path, run
+from drivetrain_kernels._fast_path import fast_path, first_order, run
 from drivetrain_kernels._triton_blocks import (
     TRITON_DTYPES,
     keep_row,
@@ -278,7 +278,7 @@ _norm_backward = torch.library.custom_op(
 )
 
 
-@_norm_backward.register_fake
+@first_order(_norm_backward).register_fake
 def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _dy, _dz_in, z, weight, _mean, _rstd, seed, *_, has_bias = inputs
     dz, dx, dw, db = _empty_gradients(z, weight, seed, has_bias, 1)
