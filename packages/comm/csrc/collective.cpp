@@ -123,6 +123,19 @@ void Collective::sent(const Outgoing& item) {
   settle();
 }
 
+std::uint64_t Collective::num_bytes(const Lane& lane) const {
+  std::uint64_t sum = 0;
+  for (std::uint32_t channel = 0; channel < request_.num_channels; ++channel)
+    for (const std::uint32_t step : lane.steps)
+      sum += geometry_.num_bytes(channel, program_.steps[step].chunk);
+  return sum;
+}
+
+std::uint64_t Collective::num_bytes(const Outgoing& item) const {
+  const Range at = range(item.channel, item.step, item.segment);
+  return at.end - at.begin;
+}
+
 std::vector<std::int32_t> Collective::awaited() const {
   std::vector<std::int32_t> peers;
   for (std::uint32_t lane = 0; lane < program_.lanes.size(); ++lane)

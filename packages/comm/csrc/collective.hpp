@@ -60,6 +60,10 @@ class Collective {
   void payload_of(const Outgoing& item, std::vector<iovec>& to) const;
   void sent(const Outgoing& item);
 
+  // How many bytes a peer sends in all of this, if lane is the one from it.
+  std::uint64_t num_bytes(const Lane& lane) const;
+  std::uint64_t num_bytes(const Outgoing& item) const;
+
   // The peers whose data is missing, and whether a peer still has a part in this.
   std::vector<std::int32_t> awaited() const;
   bool needs(std::int32_t peer, std::int32_t channel = any_channel) const;

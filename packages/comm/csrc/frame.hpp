@@ -11,7 +11,8 @@ constexpr std::uint32_t frame_magic = 0x31435444;  // "DTC1"
 enum class FrameKind : std::uint8_t {
   data,
   abort,  // the payload says why
-  skip    // nothing more until the end of a ring
+  skip,   // nothing more until the end of a ring
+  begun   // all collectives up to this one have begun; no payload
 };
 
 struct Frame {

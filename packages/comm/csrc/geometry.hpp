@@ -24,6 +24,11 @@ struct Geometry {
     return (whole.end - whole.begin + segment_elements - 1) / segment_elements;
   }
 
+  std::uint64_t num_bytes(std::uint32_t channel, std::int32_t chunk) const {
+    const Range whole = elements(channel, chunk);
+    return (whole.end - whole.begin) * element_size;
+  }
+
   // In bytes.
   Range segment(std::uint32_t channel, std::int32_t chunk, std::uint64_t index) const {
     const Range whole = elements(channel, chunk);

@@ -10,6 +10,13 @@
 #include "tcp_link.hpp"
 
 namespace drivetrain {
+namespace {
+
+// What a rank that is late takes from all others together, and at least from each.
+constexpr std::uint64_t most_early_bytes = std::uint64_t{16} << 20;
+constexpr std::uint64_t least_early_bytes = std::uint64_t{1} << 20;
+
+}  // namespace
 
 Group::Group(Loop& loop, const Token& token, std::int32_t rank, std::int32_t num_ranks,
              int buffer_bytes)
@@ -17,6 +24,8 @@ Group::Group(Loop& loop, const Token& token, std::int32_t rank, std::int32_t num
       token_(token),
       rank_(rank),
       buffer_bytes_(buffer_bytes),
+      most_ahead_(std::max(most_early_bytes / static_cast<std::uint64_t>(num_ranks),
+                           least_early_bytes)),
       peers_(static_cast<std::size_t>(num_ranks)) {}
 
 // Runs f; what it throws fails the group.
@@ -68,6 +77,7 @@ void Group::submit(Request request) {
     for (std::uint32_t channel = 0; channel < now.num_channels; ++channel)
       if (broken_.empty()) link_to(lane.peer, channel);
   if (!broken_.empty()) return;
+  say_begun(collective);
   if (!guarded([&] { collective.start(); })) return;
   const auto found = early_.find(sequence);
   std::deque<Early> early;
@@ -202,7 +212,46 @@ void Group::deliver(std::int32_t peer, const Frame& frame, const char* payload) 
     end_if_done(*collective);
 }
 
-void Group::sent(const Outgoing& item) {
+// A rank that is late stores what comes for collectives that it has not begun. So much
+// may come unasked; what is more waits for it to say that it has begun. It says so once
+// it has begun to take half of that since it last did: whoever waits is told.
+void Group::say_begun(const Collective& collective) {
+  for (const Lane& lane : collective.request().program->lanes) {
+    if (lane.sends) continue;
+    Peer& peer = peers_[static_cast<std::size_t>(lane.peer)];
+    peer.unsaid_bytes += collective.num_bytes(lane);
+    if (peer.unsaid_bytes < most_ahead_ / 2) continue;
+    peer.unsaid_bytes = 0;
+    Link& link = link_to(lane.peer, 0);
+    link.announce(collective.sequence());
+    loop_.mark(link);
+  }
+}
+
+bool Group::may_send(std::int32_t peer, const Outgoing& item) {
+  const Peer& to = peers_[static_cast<std::size_t>(peer)];
+  return item.collective->sequence() < to.num_begun || to.ahead_bytes < most_ahead_;
+}
+
+void Group::begun(std::int32_t peer, std::uint64_t sequence) {
+  Peer& from = peers_[static_cast<std::size_t>(peer)];
+  from.num_begun = std::max(from.num_begun, sequence + 1);
+  while (!from.ahead.empty() && from.ahead.begin()->first <= sequence) {
+    from.ahead_bytes -= from.ahead.begin()->second;
+    from.ahead.erase(from.ahead.begin());
+  }
+  for (auto& link : from.links)
+    if (link) loop_.mark(*link);
+}
+
+void Group::sent(std::int32_t peer, const Outgoing& item) {
+  Peer& to = peers_[static_cast<std::size_t>(peer)];
+  const std::uint64_t sequence = item.collective->sequence();
+  if (sequence >= to.num_begun) {
+    const std::uint64_t bytes = item.collective->num_bytes(item);
+    to.ahead[sequence] += bytes;
+    to.ahead_bytes += bytes;
+  }
   if (guarded([&] { item.collective->sent(item); })) end_if_done(*item.collective);
 }
 

@@ -52,7 +52,9 @@ class Group final : public LinkOwner, public Outbox {
   bool land(std::int32_t peer, const Frame& frame, std::vector<iovec>& to) override;
   void landed(std::int32_t peer, const Frame& frame) override;
   void deliver(std::int32_t peer, const Frame& frame, const char* payload) override;
-  void sent(const Outgoing& item) override;
+  void sent(std::int32_t peer, const Outgoing& item) override;
+  bool may_send(std::int32_t peer, const Outgoing& item) override;
+  void begun(std::int32_t peer, std::uint64_t sequence) override;
   void lost(std::int32_t peer, std::int32_t channel, const std::string& why) override;
   void push(std::int32_t peer, const Outgoing& item) override;
 
@@ -62,6 +64,13 @@ class Group final : public LinkOwner, public Outbox {
     bool is_known = false;
     std::string gone;                          // why nothing can be sent to it any more
     std::vector<std::unique_ptr<Link>> links;  // by channel; one within a host
+    // Collectives that the peer has said to have begun, and what was sent to it in
+    // later ones.
+    std::uint64_t num_begun = 0;
+    std::map<std::uint64_t, std::uint64_t> ahead;
+    std::uint64_t ahead_bytes = 0;
+    // What the peer sends in collectives of which it was not told that they have begun.
+    std::uint64_t unsaid_bytes = 0;
   };
   struct Early {
     std::int32_t peer;
@@ -79,6 +88,7 @@ class Group final : public LinkOwner, public Outbox {
   bool is_peer(std::int32_t rank) const;
   Collective* find(std::int32_t peer, const Frame& frame);
   void end_if_done(Collective& collective);
+  void say_begun(const Collective& collective);
   std::string describe(const Collective& collective) const;
   std::string say(const std::string& what) const;
 
@@ -86,6 +96,7 @@ class Group final : public LinkOwner, public Outbox {
   const Token token_;
   const std::int32_t rank_;
   const int buffer_bytes_;
+  const std::uint64_t most_ahead_;
   std::vector<Peer> peers_;
   std::map<std::uint64_t, std::unique_ptr<Collective>> active_;
   std::map<std::uint64_t, std::deque<Early>> early_;

@@ -10,7 +10,7 @@
 namespace drivetrain {
 
 constexpr std::uint32_t hello_magic = 0x48435444;  // "DTCH"
-constexpr std::uint32_t protocol_version = 1;
+constexpr std::uint32_t protocol_version = 2;
 
 using Token = std::array<std::uint8_t, 16>;
 

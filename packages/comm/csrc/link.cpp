@@ -12,4 +12,17 @@ void Link::push(const Outgoing& item) {
   queue_.insert(at, item);
 }
 
+void Link::announce(std::uint64_t sequence) {
+  announced_ = sequence;
+  must_announce_ = true;
+}
+
+Frame Link::announcement() const {
+  Frame frame{};
+  frame.magic = frame_magic;
+  frame.kind = FrameKind::begun;
+  frame.sequence = announced_;
+  return frame;
+}
+
 }  // namespace drivetrain

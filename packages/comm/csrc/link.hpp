@@ -35,7 +35,11 @@ class LinkOwner {
   virtual bool land(std::int32_t peer, const Frame& frame, std::vector<iovec>& to) = 0;
   virtual void landed(std::int32_t peer, const Frame& frame) = 0;
   virtual void deliver(std::int32_t peer, const Frame& frame, const char* payload) = 0;
-  virtual void sent(const Outgoing& item) = 0;
+  virtual void sent(std::int32_t peer, const Outgoing& item) = 0;
+  // Whether a segment may leave for a peer that may not have begun its collective.
+  virtual bool may_send(std::int32_t peer, const Outgoing& item) = 0;
+  // The peer has begun all collectives up to this one.
+  virtual void begun(std::int32_t peer, std::uint64_t sequence) = 0;
   // On this channel nothing more comes; on any_channel, nothing from this peer.
   virtual void lost(std::int32_t peer, std::int32_t channel,
                     const std::string& why) = 0;
@@ -52,6 +56,9 @@ class Link {
   // begun to leave.
   void push(const Outgoing& item);
 
+  // Tells the peer, with the next flush, that a collective and all before it have begun.
+  void announce(std::uint64_t sequence);
+
   // Sends what can be sent without waiting.
   virtual void flush() = 0;
 
@@ -62,8 +69,13 @@ class Link {
  protected:
   LinkOwner& owner_;
   const std::int32_t peer_;
+  // The announcement that is due.
+  Frame announcement() const;
+
   std::deque<Outgoing> queue_;
   bool is_front_begun_ = false;
+  std::uint64_t announced_ = 0;
+  bool must_announce_ = false;
 
  private:
   friend class Loop;

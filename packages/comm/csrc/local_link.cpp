@@ -114,14 +114,19 @@ void LocalLink::ring_peer() const {
 
 void LocalLink::flush() {
   bool has_written = false;
-  while (is_open() && !queue_.empty()) {
+  if (is_open() && must_announce_ && out_.write(announcement(), {})) {
+    must_announce_ = false;
+    has_written = true;
+  }
+  while (is_open() && !must_announce_ && !queue_.empty() &&
+         owner_.may_send(peer_, queue_.front())) {
     const Outgoing item = queue_.front();
     payload_.clear();
     item.collective->payload_of(item, payload_);
     if (!out_.write(item.collective->frame_of(item), payload_)) break;
     has_written = true;
     queue_.pop_front();
-    owner_.sent(item);
+    owner_.sent(peer_, item);
   }
   if (has_written && is_open() && out_.must_ring_reader()) ring_peer();
 }
@@ -163,7 +168,10 @@ void LocalLink::poll() {
       if (frame == nullptr) break;
       if (frame->kind == FrameKind::abort)
         return lose(std::string(payload, frame->size));
-      owner_.deliver(peer_, *frame, payload);
+      if (frame->kind == FrameKind::begun)
+        owner_.begun(peer_, frame->sequence);
+      else
+        owner_.deliver(peer_, *frame, payload);
       if (!is_open()) return;
       in_.pop();
       has_read = true;
@@ -172,7 +180,7 @@ void LocalLink::poll() {
     return lose(error.what());
   }
   if (has_read && in_.must_ring_writer()) ring_peer();
-  if (!queue_.empty()) loop_.mark(*this);
+  if (!queue_.empty() || must_announce_) loop_.mark(*this);
 }
 
 bool LocalLink::prepare_sleep() { return in_.prepare_sleep(); }

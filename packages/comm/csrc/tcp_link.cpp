@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "collective.hpp"
 
@@ -71,7 +72,7 @@ void TcpLink::connected() {
 void TcpLink::drop() {
   state_ = State::closed;
   queue_.clear();
-  is_front_begun_ = wants_write_ = false;
+  is_front_begun_ = is_announcing_ = wants_write_ = false;
   if (fd_ < 0) return;
   loop_.poller().remove(fd_, *this);
   // A child that was forked may hold the connection too.
@@ -82,7 +83,7 @@ void TcpLink::drop() {
 
 void TcpLink::close(const std::string& reason) {
   if (!is_open()) return drop();
-  if (!is_front_begun_) {
+  if (!is_front_begun_ && !is_announcing_) {
     Frame frame{};
     frame.magic = frame_magic;
     frame.kind = FrameKind::abort;
@@ -118,18 +119,25 @@ void TcpLink::lose(const std::string& why, bool is_all) {
 }
 
 void TcpLink::flush() {
-  while (is_open() && !queue_.empty() && !wants_write_) send_front();
+  while (is_open() && !wants_write_ && begin_front()) send_front();
+}
+
+// Returns whether there is something to send.
+bool TcpLink::begin_front() {
+  if (is_front_begun_ || is_announcing_) return true;
+  is_announcing_ = std::exchange(must_announce_, false);
+  is_front_begun_ = !is_announcing_ && !queue_.empty() &&
+                    owner_.may_send(peer_, queue_.front());
+  if (!is_announcing_ && !is_front_begun_) return false;
+  out_frame_ = is_announcing_ ? announcement()
+                              : queue_.front().collective->frame_of(queue_.front());
+  out_.assign(1, {&out_frame_, sizeof out_frame_});
+  if (is_front_begun_) queue_.front().collective->payload_of(queue_.front(), out_);
+  out_at_ = 0;
+  return true;
 }
 
 void TcpLink::send_front() {
-  const Outgoing item = queue_.front();
-  if (!is_front_begun_) {
-    out_frame_ = item.collective->frame_of(item);
-    out_.assign(1, {&out_frame_, sizeof out_frame_});
-    item.collective->payload_of(item, out_);
-    out_at_ = 0;
-    is_front_begun_ = true;
-  }
   msghdr message{};
   message.msg_iov = out_.data() + out_at_;
   message.msg_iovlen = std::min<std::size_t>(out_.size() - out_at_, IOV_MAX);
@@ -146,9 +154,11 @@ void TcpLink::send_front() {
   }
   advance(out_, out_at_, static_cast<std::size_t>(sent));
   if (out_at_ < out_.size()) return;
+  if (std::exchange(is_announcing_, false)) return;
   is_front_begun_ = false;
+  const Outgoing item = queue_.front();
   queue_.pop_front();
-  owner_.sent(item);
+  owner_.sent(peer_, item);
 }
 
 void TcpLink::on_event(std::uint32_t events) {
@@ -199,6 +209,10 @@ void TcpLink::receive() {
 }
 
 void TcpLink::begin_payload() {
+  if (in_frame_.magic == frame_magic && in_frame_.kind == FrameKind::begun) {
+    in_header_ = 0;
+    return owner_.begun(peer_, in_frame_.sequence);
+  }
   if (in_frame_.magic != frame_magic || in_frame_.size > most_payload ||
       in_frame_.size == 0)
     return lose("what it sends is no frame of this version");

@@ -34,6 +34,7 @@ class TcpLink final : public Link, public EventHandler {
   bool is_open() const { return state_ == State::open; }
   void connected();
   void drain();
+  bool begin_front();
   void send_front();
   void receive();
   bool receive_some(iovec* to, std::size_t count, std::size_t& got);
@@ -53,6 +54,7 @@ class TcpLink final : public Link, public EventHandler {
   Frame out_frame_{};
   std::vector<iovec> out_;
   std::size_t out_at_ = 0;
+  bool is_announcing_ = false;
 
   // Coming in.
   Frame in_frame_{};
