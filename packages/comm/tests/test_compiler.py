@@ -9,6 +9,7 @@ import pytest
 from compiler_graphs import GRAPHS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msccl_read import from_msccl
 from schedule_mutations import follow_at_random
 
 from drivetrain_comm.compiler import (
@@ -20,7 +21,6 @@ from drivetrain_comm.compiler import (
     Wire,
     compile_schedule,
     find_fault,
-    from_msccl,
     full_mesh,
     hosts,
     lower_bound,

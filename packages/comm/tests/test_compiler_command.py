@@ -4,9 +4,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from msccl_read import from_msccl
 
 from drivetrain_comm.cli import main
-from drivetrain_comm.compiler import Schedule, from_msccl, graph_to_json, star, verify
+from drivetrain_comm.compiler import Schedule, graph_to_json, star, verify
 
 
 @pytest.fixture

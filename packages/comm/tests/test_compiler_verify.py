@@ -4,6 +4,7 @@ import random
 
 import pytest
 from compiler_graphs import GRAPHS
+from msccl_read import from_msccl
 from schedule_mutations import MUTATIONS, mutated
 
 from drivetrain_comm.algorithms._steps import Kind, Step
@@ -14,7 +15,6 @@ from drivetrain_comm.compiler import (
     Transfer,
     compile_schedule,
     find_fault,
-    from_msccl,
     schedule_of,
     star,
     to_msccl,

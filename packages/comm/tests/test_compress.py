@@ -22,7 +22,6 @@ def fusion_of(ddp):
     return _enable._fusions.get(ddp.reducer)
 
 
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(7, 3), (1, 1), (5, 5), (3, 6)])
 def test_orthogonalize_gives_orthonormal_columns_or_zeros(dtype, shape):

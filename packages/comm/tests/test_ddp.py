@@ -21,7 +21,6 @@ def fusion_of(ddp):
     return _enable._fusions.get(ddp.reducer)
 
 
-
 def model_of(kind):
     torch.manual_seed(0)
     if kind == "unused":

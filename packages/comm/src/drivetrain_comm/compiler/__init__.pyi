@@ -13,7 +13,6 @@ from drivetrain_comm.compiler._graph import Wire as Wire
 from drivetrain_comm.compiler._graph import degraded as degraded
 from drivetrain_comm.compiler._load_schedule import load_schedule as load_schedule
 from drivetrain_comm.compiler._msccl import to_msccl as to_msccl
-from drivetrain_comm.compiler._msccl_read import from_msccl as from_msccl
 from drivetrain_comm.compiler._run import ScheduleRunner as ScheduleRunner
 from drivetrain_comm.compiler._schedule import COLLECTIVES as COLLECTIVES
 from drivetrain_comm.compiler._schedule import Schedule as Schedule

@@ -54,10 +54,10 @@ def to_msccl(
         ScheduleError: The schedule is wrong, or larger than the executor can take.
 
     Example:
-        >>> from drivetrain_comm.compiler import Transfer, from_msccl, schedule_of
+        >>> from drivetrain_comm.compiler import Transfer, schedule_of
         >>> pair = schedule_of("pair", "broadcast", 2, [0], [Transfer(0, 1, 0)])
-        >>> from_msccl(to_msccl(pair)).programs == pair.programs
-        True
+        >>> to_msccl(pair).split()[:2]
+        ['<algo', 'name="pair"']
     """
     verify(schedule)
     if protocol not in _PROTOCOLS:

@@ -1,4 +1,4 @@
-"""MSCCL XML, read back: schedules that are proven like any other.
+"""MSCCL XML, read back, so that what is written is proven like any other schedule.
 
 Only the form that is written here is read: calls in place, one channel, whole chunks.
 """
