@@ -347,8 +347,12 @@ void lamb_apply(const Row& row, std::int64_t start, std::int64_t n,
 }
 
 double grad_square(const Row& row, std::int64_t start, std::int64_t n) {
-  return row.grad_dtype() == Dtype::f64 ? grad_square_rows<double>(row, start, n)
-                                        : grad_square_rows<float>(row, start, n);
+  if (row.grad_dtype() != Dtype::f64) {
+    const double sum = grad_square_rows<float>(row, start, n);
+    // A finite gradient of 1.8e19 has a square that float32 does not have.
+    if (sum < __builtin_inf()) return sum;
+  }
+  return grad_square_rows<double>(row, start, n);
 }
 
 }  // namespace

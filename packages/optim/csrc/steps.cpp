@@ -125,20 +125,50 @@ void lamb_whole_rows(const Row* rows, std::int64_t num_rows, std::int64_t most,
   }
 }
 
-}  // namespace
-
-const char* instruction_set() { return kernels().name; }
-
-void agd(const Row* rows, std::int64_t num_rows, const AgdScalars& s, int num_threads) {
-  const auto chunks = chunks_of(rows, 0, num_rows);
-  in_parallel(chunks, num_threads, Order::forward,
-              [&](std::int64_t, const Chunk& chunk) {
-                kernels().agd(rows[chunk.row], chunk.start, chunk.size, s);
-              });
+std::int64_t size_bytes(const Row& row) {
+  const Dtype dtype = row.weight_dtype();
+  return row.numel * (dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2);
 }
 
-void lamb(const Row* rows, std::int64_t num_rows, const LambScalars& s, int num_threads,
-          double (*squares)[2]) {
+// Calls `step(begin, end)` on runs of rows, in order, such that no two rows of a run
+// share memory: threads would step it at once. Such rows are tied by hand, as in
+// `head.weight.data = embedding.weight.data`.
+template <class Step>
+void in_turns(const Row* rows, std::int64_t num_rows, const Step& step) {
+  struct Span {
+    std::uintptr_t begin, end;
+    std::int64_t row;
+  };
+  std::vector<Span> spans;
+  spans.reserve(static_cast<std::size_t>(num_rows));
+  for (std::int64_t row = 0; row < num_rows; ++row) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(rows[row].weight);
+    spans.push_back(
+        {begin, begin + static_cast<std::uintptr_t>(size_bytes(rows[row])), row});
+  }
+  const auto by_address = [](const Span& a, const Span& b) {
+    return a.begin < b.begin;
+  };
+  if (!std::is_sorted(spans.begin(), spans.end(), by_address))
+    std::sort(spans.begin(), spans.end(), by_address);
+  std::vector<std::int64_t> alone;
+  std::uintptr_t reach = 0;
+  for (const Span& span : spans) {
+    if (span.begin < reach && span.begin < span.end) alone.push_back(span.row);
+    reach = std::max(reach, span.end);
+  }
+  std::sort(alone.begin(), alone.end());
+  std::int64_t begin = 0;
+  for (const std::int64_t row : alone) {
+    if (begin < row) step(begin, row);
+    step(row, row + 1);
+    begin = row + 1;
+  }
+  if (begin < num_rows) step(begin, num_rows);
+}
+
+void lamb_of_disjoint(const Row* rows, std::int64_t num_rows, const LambScalars& s,
+                      int num_threads, double (*squares)[2]) {
   std::int64_t numel = 0;
   for (std::int64_t row = 0; row < num_rows; ++row) numel += rows[row].numel;
   const std::int64_t most = numel / (4 * std::max(1, num_threads));
@@ -151,6 +181,26 @@ void lamb(const Row* rows, std::int64_t num_rows, const LambScalars& s, int num_
   }
 }
 
+}  // namespace
+
+const char* instruction_set() { return kernels().name; }
+
+void agd(const Row* rows, std::int64_t num_rows, const AgdScalars& s, int num_threads) {
+  in_turns(rows, num_rows, [&](std::int64_t begin, std::int64_t end) {
+    in_parallel(chunks_of(rows, begin, end), num_threads, Order::forward,
+                [&](std::int64_t, const Chunk& chunk) {
+                  kernels().agd(rows[chunk.row], chunk.start, chunk.size, s);
+                });
+  });
+}
+
+void lamb(const Row* rows, std::int64_t num_rows, const LambScalars& s, int num_threads,
+          double (*squares)[2]) {
+  in_turns(rows, num_rows, [&](std::int64_t begin, std::int64_t end) {
+    lamb_of_disjoint(rows + begin, end - begin, s, num_threads, squares + begin);
+  });
+}
+
 void lamb_moments(const Row* rows, std::int64_t num_rows, const LambScalars& s,
                   int num_threads, double (*squares)[2]) {
   moments_of(rows, 0, num_rows, chunks_of(rows, 0, num_rows), s, num_threads, squares);
@@ -158,7 +208,9 @@ void lamb_moments(const Row* rows, std::int64_t num_rows, const LambScalars& s,
 
 void lamb_apply(const Row* rows, std::int64_t num_rows, const LambScalars& s,
                 int num_threads, const double (*squares)[2]) {
-  apply_to(rows, chunks_of(rows, 0, num_rows), s, num_threads, squares);
+  in_turns(rows, num_rows, [&](std::int64_t begin, std::int64_t end) {
+    apply_to(rows, chunks_of(rows, begin, end), s, num_threads, squares);
+  });
 }
 
 void grad_squares(const Row* rows, std::int64_t num_rows, int num_threads,

@@ -3,9 +3,10 @@
 // Threads are OpenMP's, and its functions are left for the process to provide: torch
 // has loaded a runtime already, and a second pool of threads would fight with it.
 //
-// Every function is safe to call from several threads on disjoint tables. Sums are
-// added in the order of the table, so that results do not depend on the number of
-// threads. What may be thrown is std::bad_alloc, before anything is changed.
+// Every function is safe to call from several threads on disjoint tables. Rows whose
+// weights share memory are stepped one after the other. Sums are added in the order of
+// the table, so that results do not depend on the number of threads. What may be thrown
+// is std::bad_alloc.
 #pragma once
 
 #include <cstdint>

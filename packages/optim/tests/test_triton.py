@@ -119,9 +119,9 @@ def uploads(monkeypatch):
     shapes = []
     upload = _triton_launch.Launcher._upload
 
-    def spy(self, array):
+    def spy(self, array, work):
         shapes.append(array.shape)
-        return upload(self, array)
+        return upload(self, array, work)
 
     monkeypatch.setattr(_triton_launch.Launcher, "_upload", spy)
     return shapes
@@ -345,9 +345,9 @@ def test_triton_captured_launches_read_tables_of_their_own(
     monkeypatch.setattr(
         _triton_launch.Launcher,
         "_keep",
-        lambda self, *tensors: (
+        lambda self, work, *tensors: (
             kept.extend(map(weakref.ref, tensors)),
-            keep(self, *tensors),
+            keep(self, work, *tensors),
         ),
     )
     with monkeypatch.context() as capture:
@@ -363,6 +363,13 @@ def test_triton_captured_launches_read_tables_of_their_own(
     params.clear()
     gc.collect()
     assert all(reference() is None for reference in kept)
+
+
+def test_triton_leaves_no_weak_reference_to_a_weight(forced):
+    params = parameters(torch.float32, [(5,), (6,)])
+    run(params, AGD(params, max_grad_norm=1.0))
+    # torch.utils.swap_tensors refuses a tensor that has one.
+    assert [weakref.getweakrefcount(param) for param in params] == [0, 0]
 
 
 def test_triton_steps_empty_tensors(forced):

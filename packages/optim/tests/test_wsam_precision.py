@@ -241,3 +241,17 @@ def test_rounding_of_smallest_values_has_the_right_mean():
     out = torch.empty(20_000, dtype=torch.float16)
     Rounding(0).store([out], [torch.full((20_000,), -0.3 * tiny)])
     assert abs(out.double().mean().item() / tiny + 0.3) < 0.02
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_rounding_is_drawn_in_float32_under_a_short_default(dtype):
+    gap = torch.finfo(torch.bfloat16).eps
+    out = torch.empty(2**20, dtype=torch.bfloat16)
+    values = torch.full((2**20,), 1 + gap / 4096)
+    torch.set_default_dtype(dtype)
+    try:
+        Rounding(0).store([out], [values])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    # One in 4096 goes up; a draw of eight bits is below that share once in 256.
+    assert (out > 1).double().mean().item() == pytest.approx(1 / 4096, rel=0.3)

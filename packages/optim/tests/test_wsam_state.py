@@ -218,3 +218,23 @@ def test_wsam_shows_its_options():
     assert text.startswith("WSAM (")
     assert "rho: 0.123" in text
     assert "wsam_base: SGD" in text
+
+
+def test_wsam_holds_no_reference_that_keeps_torch_from_swapping_gradients():
+    model = torch.nn.Linear(3, 2)
+    wsam = WSAM(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def closure():
+        loss = model(torch.ones(1, 3, dtype=model.weight.dtype)).square().sum()
+        loss.backward()
+        return loss
+
+    wsam.step(closure)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()  # as it always is for parameters that are DTensors
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    wsam.zero_grad()
+    wsam.step(closure)
+    assert model.weight.dtype is torch.float64

@@ -64,7 +64,9 @@ class AGD(BatchedOptimizer):
     like every torch optimizer.
 
     Tensors of the state may be changed in place or replaced between steps; they are
-    found again.
+    found again. Squares are in the dtype of arithmetic: in float32, an unclipped gradient
+    of 1e21 makes `b` infinite, and its coordinate stands still from then on, as with
+    torch's Adam.
 
     Args:
         params: Parameters, named parameters, or parameter groups; real floating-point

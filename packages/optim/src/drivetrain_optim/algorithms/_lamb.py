@@ -61,7 +61,9 @@ class LAMB(BatchedOptimizer):
     numbers a parameter. Not thread-safe, like every torch optimizer.
 
     Tensors of the state may be changed in place or replaced between steps; they are
-    found again.
+    found again. Squares are in the dtype of arithmetic: in float32, an unclipped gradient
+    of 1e21 makes `v` infinite, and its coordinate stands still from then on, as with
+    torch's Adam; a weight beyond 1.8e19 makes the trust ratio of its tensor infinite.
 
     Args:
         params: Parameters, named parameters, or parameter groups; real floating-point

@@ -245,6 +245,7 @@ class BatchedOptimizer(Optimizer, ABC):
         self._layouts: dict[int, Layout] = {}
         self._known_state: list[dict[str, Any]] = []
         self._known_options: dict[int, dict[str, Any]] = {}
+        self._known_sizes: list[int] = []
         self._slots: ShardSlots | None = None
         self._known_whole = False
 
@@ -255,8 +256,11 @@ class BatchedOptimizer(Optimizer, ABC):
         state_holds = len(self.state) == len(self._known_state) and all(
             map(is_, self.state.values(), self._known_state)
         )
-        if not state_holds:
+        sizes = [len(group["params"]) for group in self.param_groups]
+        if not state_holds or sizes != self._known_sizes:
+            # Entries know their position among the parameters of all groups.
             self._forget()
+        self._known_sizes = sizes
         checked = []
         for index, group in enumerate(self.param_groups):
             self._known_options[index] = check_changed_options(

@@ -140,7 +140,6 @@ def _grad_square(work: Work) -> Tensor:
         return squares.sum()
     if work.batch.kind.path == "triton":
         return _triton.grad_squares(work).sum()
-    # A sum of squares in half precision overflows at a norm of 256.
-    dtype = torch.promote_types(work.grads[0].dtype, torch.float32)
-    norms = torch.stack(torch._foreach_norm(work.grads, 2, dtype=dtype))
-    return norms.to(torch.float64).square_().sum()
+    # A sum of squares in half precision overflows at a norm of 256, in float32 at 1.8e19.
+    norms = torch._foreach_norm(work.grads, 2, dtype=torch.float64)
+    return torch.stack(norms).square_().sum()

@@ -34,8 +34,10 @@ _DTYPES = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
 
 def parameter_names(index: int, group: Mapping[str, Any]) -> list[str]:
     """Returns the names of a group's parameters, or `group.position` without names."""
-    names: list[str] | None = group.get("param_names")
-    return names or [f"{index}.{position}" for position in range(len(group["params"]))]
+    names: list[str] = group.get("param_names") or []
+    # They do not follow where someone changes the list of parameters in place.
+    fit, count = len(names) == len(group["params"]), len(group["params"])
+    return names if fit else [f"{index}.{position}" for position in range(count)]
 
 
 def check_parameters(optimizer: str, index: int, group: Mapping[str, Any]) -> None:
@@ -108,39 +110,46 @@ def params_with_gradients(
     """Returns the group's parameters that have a gradient, each dense and real.
 
     Raises:
-        UnsupportedTensorError: A gradient is sparse or complex, or it or its parameter
-            was freed.
+        UnsupportedTensorError: A gradient is sparse or complex, or has another shape
+            or device than its parameter, or one of them was freed.
     """
     params = []
     for name, param in zip(parameter_names(index, group), group["params"], strict=True):
-        grad = param.grad
-        if grad is None:
+        if param.grad is None:
             continue
-        if hasattr(param, "to_local") and not hasattr(grad, "to_local"):
+        if problem := _misfit(param, param.grad):
+            rule, found = problem
             message = (
-                f"{optimizer}: the gradient of a sharded parameter must be a DTensor, "
-                f"but that of parameter {name} is a plain tensor of shape "
-                f"{tuple(grad.shape)}; nothing was stepped"
-            )
-            raise UnsupportedTensorError(message)
-        dense = grad.layout is torch.strided
-        if not dense or grad.is_complex():
-            message = (
-                f"{optimizer}: gradients must be dense and real, but that of parameter "
-                f"{name} of shape {tuple(param.shape)} is "
-                f"{grad.dtype if dense else grad.layout}; nothing was stepped. Use "
-                "sparse=False in the embedding, or another optimizer for this parameter"
-            )
-            raise UnsupportedTensorError(message)
-        if any(is_freed(local_part(tensor)) for tensor in (param, grad)):
-            message = (
-                f"{optimizer}: the storage of parameter {name} of shape "
-                f"{tuple(param.shape)}, or of its gradient, was freed, as FSDP does "
-                "with parameters that are not in use; nothing was stepped"
+                f"{optimizer}: gradients must be {rule}, but that of parameter {name} of "
+                f"shape {tuple(param.shape)} is {found}"
             )
             raise UnsupportedTensorError(message)
         params.append(param)
     return params
+
+
+def _misfit(param: Tensor, grad: Tensor) -> tuple[str, str] | None:
+    """Returns what a gradient must be and what it is instead; None if it fits."""
+    nothing = "; nothing was stepped"
+    if hasattr(param, "to_local") and not hasattr(grad, "to_local"):
+        return "DTensors where parameters are", f"a plain tensor{nothing}"
+    if grad.shape != param.shape or grad.device != param.device:
+        found = (
+            f"of shape {tuple(grad.shape)} on {grad.device}{nothing}. Clear it when "
+        )
+        rule = f"shaped like their parameters and on their device, {param.device}"
+        return rule, f"{found}the parameter changes"
+    is_dense = grad.layout is torch.strided
+    if not is_dense or grad.is_complex():
+        found = (
+            f"{grad.dtype if is_dense else grad.layout}{nothing}. Use sparse=False in"
+        )
+        way_out = "the embedding, or another optimizer for this parameter"
+        return "dense and real", f"{found} {way_out}"
+    if any(is_freed(local_part(tensor)) for tensor in (param, grad)):
+        whose = "freed, or the parameter was, as by FSDP where they are not in use"
+        return "in memory with their parameters", f"{whose}{nothing}"
+    return None
 
 
 def check_finite(

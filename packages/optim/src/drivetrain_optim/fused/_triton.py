@@ -174,9 +174,8 @@ def lamb_apply(work: Work, scalars: LambScalars, squares: Tensor) -> None:
 def grad_squares(work: Work) -> Tensor:
     """Returns the squared norm of each gradient, float64 on the device, shape (n,)."""
     launch = launcher(work)
-    partials = launch.partials(1, work.batch.kind.dtype)
-    acc = launch.constants["ACC"]
-    launch.launch("grad_squares_kernel", work, [partials], GRAD=launch.grad, ACC=acc)
+    partials = launch.partials(1, torch.float64)
+    launch.launch("grad_squares_kernel", work, [partials], GRAD=launch.grad)
     return launch.row_sums(partials)[:, 0]
 
 

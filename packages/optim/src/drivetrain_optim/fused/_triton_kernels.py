@@ -282,21 +282,21 @@ def lamb_apply_kernel(
 @triton.jit
 def grad_squares_kernel(
     table, chunks, partials,
-    GRAD: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
+    GRAD: tl.constexpr, BLOCK: tl.constexpr, NUM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Sums the squares of a chunk's gradients, as they are stored."""
+    """Sums the squares of a chunk's gradients, in float64: no finite one overflows."""
     chunk = tl.program_id(0)
     row, start, numel = place_of(chunks, chunk, table, BLOCK * NUM_BLOCKS)
     addresses = addresses_of(table, row)
-    squares = tl.zeros((BLOCK,), ACC)
+    squares = tl.zeros((BLOCK,), tl.float64)
     for block in range(NUM_BLOCKS):
         first = start + block * BLOCK
         span = (first, tl.arange(0, BLOCK), numel)
         if is_full(addresses, first, numel, BLOCK):
-            g = load(addresses[1], span, GRAD, ACC, FULL=True)
+            g = load(addresses[1], span, GRAD, tl.float64, FULL=True)
             squares += g * g
         elif first < numel:
-            g = load(addresses[1], span, GRAD, ACC, FULL=False)
+            g = load(addresses[1], span, GRAD, tl.float64, FULL=False)
             squares += g * g
     tl.store(partials + chunk, tl.sum(squares, 0))
 

@@ -109,7 +109,6 @@ class Launcher:
         }
         self.grad = dtypes[kind.dtypes[1]]
         self._is_double = kind.dtype is torch.float64
-        self._owner = weakref.ref(work.batch.params[0])
         self._sent = np.empty((0, 0), dtype=np.int64)
         self._table: Tensor | None = None
         self._num_spares = 0
@@ -118,8 +117,8 @@ class Launcher:
         self._spares: list[Tensor] = []
         chunks, first_chunks = split(rows[:, _NUMEL])
         self.num_rows, self.num_chunks = len(rows), len(chunks)
-        self._chunks: Tensor = self._upload(chunks)
-        self._first_chunks: Tensor = self._upload(first_chunks)
+        self._chunks: Tensor = self._upload(chunks, work)
+        self._first_chunks: Tensor = self._upload(first_chunks, work)
 
     def launch(
         self, name: str, work: Work, arguments: Sequence[Any], **constants: Any
@@ -133,7 +132,7 @@ class Launcher:
             **constants: The constants of the kernel but its sizes.
         """
         if self.num_chunks:
-            arguments = [self._on_device(work.rows), self._chunks, *arguments]
+            arguments = [self._on_device(work), self._chunks, *arguments]
             sizes = {"BLOCK": _BLOCK, "NUM_BLOCKS": _NUM_BLOCKS}
             self._run(name, (self.num_chunks,), arguments, constants | sizes)
 
@@ -188,33 +187,35 @@ class Launcher:
         with torch.accelerator.device_index(index):
             kernel(*arguments, **constants, **options)
 
-    def _on_device(self, rows: NDArray[np.int64]) -> Tensor:
+    def _on_device(self, work: Work) -> Tensor:
         """Returns the table on the device, as it is now on the host."""
+        rows = work.rows
         if is_capturing(self.device):
-            table = self._upload(rows)
-            self._keep(table, self._chunks, self._first_chunks)
+            table = self._upload(rows, work)
+            self._keep(work, table, self._chunks, self._first_chunks)
             return table
         while len(self._spares) < self._num_spares:
             self._spares.append(torch.from_numpy(rows).pin_memory())
         if self._table is None or not np.array_equal(rows, self._sent):
             self._sent = rows.copy()
-            self._table = self._upload(rows)
+            self._table = self._upload(rows, work)
         return self._table
 
-    def _upload(self, array: NDArray[Any]) -> Tensor:
+    def _upload(self, array: NDArray[Any], work: Work) -> Tensor:
         """Returns a copy on the device, without waiting for it."""
         host = torch.from_numpy(array.copy())
         if is_capturing(self.device):
             # Page-locked memory cannot be had now.
             if self._spares and self._spares[-1].shape == host.shape:
                 host = self._spares.pop().copy_(host)
-            self._keep(host)
+            self._keep(work, host)
         elif self.device.type != "cpu":
             # torch gives the memory to others only once the copy is done.
             host = host.pin_memory()
         return host.to(self.device, non_blocking=True)
 
-    def _keep(self, *tensors: Tensor) -> None:
+    def _keep(self, work: Work, *tensors: Tensor) -> None:
         """Keeps what a captured graph reads as long as a parameter of the batch."""
         kept = list(tensors)
-        weakref.finalize(self._owner(), kept.clear).atexit = False
+        # Not before: torch swaps no tensor that has a weak reference.
+        weakref.finalize(work.batch.params[0], kept.clear).atexit = False

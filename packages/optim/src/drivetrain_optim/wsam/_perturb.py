@@ -67,9 +67,9 @@ class Rounding:
         bits = near.view(torch.int16)
         other = torch.where(outward, bits + 1, bits - 1).view(dtype)
         share = error / (other.to(values.dtype) - near)
-        draw = torch.rand(
-            values.shape, device=values.device, generator=self._generator(values.device)
-        )
+        # In float32 whatever the default dtype is: a short draw is rarely below a share.
+        draw = torch.empty_like(values, dtype=torch.float32)
+        draw.uniform_(generator=self._generator(values.device))
         return torch.where(draw < share, other, near)
 
     def _generator(self, device: torch.device) -> torch.Generator:

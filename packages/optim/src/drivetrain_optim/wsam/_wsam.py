@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,10 @@ if TYPE_CHECKING:
 
     from torch import nn
     from torch.amp import GradScaler
+
+# The attribute of a gradient that a step has used: its identity and its version then. No
+# weak reference, since torch swaps no tensor that has one.
+_USED = "_wsam_used"
 
 
 class WSAM(Optimizer):
@@ -59,7 +62,8 @@ class WSAM(Optimizer):
         wsam.step()                 # or wsam.second_step(), without the block
 
     or `wsam.step(closure)`. Weights are saved and copied back, never recomputed, so
-    they return to the bit, also after an exception. After a step, `p.grad` holds the
+    they return to the bit, also after an exception. Until then the model is at `w + e`:
+    save or copy it after the block, or `restore` first. After a step, `p.grad` holds the
     second gradient as backward made it (the only one if there was one pass). A
     parameter with a first gradient only is stepped with it, without sharpness; one
     with a second gradient only is not stepped.
@@ -97,6 +101,9 @@ class WSAM(Optimizer):
     Do not clip `p.grad` between the second pass and the step only: it then holds the
     second gradient alone, and the difference of a clipped and an unclipped gradient
     points uphill. Use `max_grad_norm`, or clip before both.
+
+    Norms are in float32 for parameters that are not float64: a gradient beyond 1.8e19
+    has an infinite one, and is neither followed (`e` is 0) nor kept by `max_grad_norm`.
 
     Nothing waits for the device, except under a scaler, which does so itself. Step
     hooks of `WSAM` run once a step, those of the base when it steps. Not thread-safe,
@@ -145,8 +152,6 @@ class WSAM(Optimizer):
     _options: GroupOptions
     _pending: Pass | None
     _unscaled: list[object]
-    # The gradients that the last step used, and their versions then.
-    _used: list[tuple[weakref.ref[torch.Tensor], int]]
 
     def __init__(
         self,
@@ -177,7 +182,6 @@ class WSAM(Optimizer):
                 "_options": group_options,
                 "_pending": None,
                 "_unscaled": [],
-                "_used": [],
             }
         )
 
@@ -347,24 +351,21 @@ class WSAM(Optimizer):
             )
             raise StepOrderError(message)
         self._forget_copies()
-        self._used = [
-            (weakref.ref(param.grad), param.grad._version)
-            for param in self._params()
-            if param.grad is not None
-        ]
+        for grad in self._grads():
+            setattr(grad, _USED, (id(grad), grad._version))
         return loss
 
-    def _params(self) -> Iterator[torch.Tensor]:
-        return (param for group in self.param_groups for param in group["params"])
+    def _grads(self) -> list[torch.Tensor]:
+        params = (param for group in self.param_groups for param in group["params"])
+        return [param.grad for param in params if param.grad is not None]
 
     def _clear_for_closure(self) -> None:
         """Clears what a step has used; what was accumulated since only if it must."""
         self._pending = None
         if not self._options.weighs:
             return
-        used = {id(grad()): version for grad, version in self._used}
-        grads = [param.grad for param in self._params() if param.grad is not None]
-        if all(used.get(id(grad)) == grad._version for grad in grads):
+        used = ((getattr(g, _USED, None), (id(g), g._version)) for g in self._grads())
+        if all(known == now for known, now in used):
             self.zero_grad()
         elif self.needs_second_pass:
             message = (
@@ -451,7 +452,7 @@ class WSAM(Optimizer):
         """Returns what a copy needs; like torch's, it has no hooks and no pass."""
         kept = ("defaults", "_base", "_model", "_options")
         state = {name: self.__dict__[name] for name in kept}
-        return {**state, "_pending": None, "_unscaled": [], "_used": []}
+        return {**state, "_pending": None, "_unscaled": []}
 
     @property
     def _perturbed(self) -> bool:
