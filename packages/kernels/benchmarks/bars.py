@@ -16,6 +16,7 @@ MODULES = (
     "allocations",
     "replace",
     "model_families",
+    "op_inputs",
     "window",
     "blocks",
     "selector",
