@@ -1,6 +1,7 @@
 """What `select` leaves as it was, of all that a step may change."""
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
@@ -93,3 +94,110 @@ def test_what_modules_and_steps_hold_is_as_before(candidates):
     select(model, batches, **options)
     assert model.held() == before
     assert outside == {"losses": []}
+
+
+class Cache:
+    """Grows with each call, as those of language models do."""
+
+    def __init__(self):
+        self.keys = None
+
+    def grown(self, x):
+        keys = x.detach() if self.keys is None else torch.cat([self.keys, x.detach()])
+        self.keys = keys
+        return x + keys.mean()
+
+
+class Cached(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+
+    def forward(self, x, cache):
+        return cache.grown(self.body(x))
+
+
+def popping(call, batch):
+    return (call(batch["x"]) - batch.pop("y")).square().mean()
+
+
+def counting(call, batch):
+    batch["count"].add_(1)
+    return call(batch["x"]).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "step"),
+    [
+        (Cached(), (torch.ones(2, 8), Cache()), None),
+        (nn.Linear(8, 8), {"x": torch.ones(2, 8), "y": torch.ones(2, 8)}, popping),
+        (nn.Linear(8, 8), {"x": torch.ones(2, 8), "count": torch.arange(2)}, counting),
+    ],
+    ids=["cache", "pop", "whole numbers"],
+)
+def test_batch_that_a_step_changes_anyhow_is_refused_and_as_before(model, batch, step):
+    before = copy.deepcopy(batch)
+    with pytest.raises(SelectionError, match="must not change its batch"):
+        select(model, [batch], candidates=[], cache=False, step=step)
+    assert str(batch if step else vars(batch[1])) == str(
+        before if step else vars(before[1])
+    )
+
+
+def test_what_no_snapshot_can_put_back_is_refused_before_a_step():
+    model = nn.Linear(8, 8)
+    source = nn.Linear(8, 8)
+    options = {"candidates": [], "cache": False}
+    with pytest.raises(SelectionError, match="comes of a graph"):
+        select(model, [source(torch.ones(2, 8))], **options)
+    assert source.weight.grad is None
+    with pytest.raises(SelectionError, match="has no shape yet; run the model once"):
+        select(nn.LazyLinear(8), [torch.ones(2, 8)], **options)
+    optimizer = torch.optim.Adam(model.parameters())
+    model.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with pytest.raises(SelectionError, match="hooks that run in backward"):
+        select(model, [torch.ones(2, 8)], **options)
+    assert not optimizer.state
+
+
+def test_loader_is_not_read_as_a_list_of_batches():
+    batches = iter([torch.ones(2, 8)] * 3)
+    for data in (batches, torch.utils.data.DataLoader([torch.ones(8)] * 3)):
+        with pytest.raises(SelectionError, match=r"of a loader \[next\(iter\(loader"):
+            select(nn.Linear(8, 8), data, candidates=[], cache=False)
+    assert len(list(batches)) == 3
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+
+
+class Looking(nn.Module):
+    """Sparse and complex parameters, and an output of a class of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 8, sparse=True)
+        self.turn = nn.Parameter(torch.eye(8, dtype=torch.complex64))
+
+    def forward(self, x):
+        return Output((self.table(x).to(torch.complex64) @ self.turn).abs())
+
+
+class Deaf(Looking):
+    """Turns the other way once compiled."""
+
+    def forward(self, x):
+        turn = self.turn
+        if torch.compiler.is_compiling():
+            turn = turn.real.detach() + 1j * turn.imag
+        return Output((self.table(x).to(torch.complex64) @ turn).abs())
+
+
+@pytest.mark.parametrize(("make", "status"), [(Looking, "ok"), (Deaf, "differs")])
+def test_sparse_and_complex_gradients_are_compared(make, status):
+    options = {"candidates": ["backend:eager"], "cache": False, "budget_s": 30.0}
+    selected = select(make(), [torch.arange(4)], **options)
+    selected.undo()
+    assert selected.trials[1].status == status

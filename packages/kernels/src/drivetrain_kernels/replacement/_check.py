@@ -132,11 +132,8 @@ def _run(
 ) -> list[Tensor]:
     """Returns the output, and the gradients of input and parameters."""
     leaves = [x.detach().clone().requires_grad_(), *parameters.values()]
-    plain = torch.autocast(x.device.type, enabled=False)
-    with plain, torch.enable_grad(), isolated_rng(0):
-        caller = Caller(module, standin)
-        named = {f"module.{name}": value for name, value in parameters.items()}
-        out = torch.func.functional_call(caller, named, (leaves[0],))
+    with torch.enable_grad():
+        out = call_with(module, standin, parameters, leaves[0])
         weights = torch.arange(out.numel(), device=out.device).cos().view(out.shape)
         loss = (out.double() * weights).sum()
         grads: Sequence[Tensor | None] = torch.autograd.grad(
@@ -149,7 +146,27 @@ def _run(
     return [out.detach(), *zeros]
 
 
-class Caller(nn.Module):
+def call_with(
+    module: nn.Module,
+    standin: Callable[..., Any] | None,
+    parameters: Mapping[str, Tensor],
+    x: Tensor,
+) -> Tensor:
+    """Returns the output of a module, or of its stand-in, with other parameters.
+
+    Args:
+        module: The module.
+        standin: What would be bound to it; None for its own forward.
+        parameters: By name.
+        x: The input.
+    """
+    named = {f"module.{name}": value for name, value in parameters.items()}
+    with isolated_rng(0), torch.autocast(x.device.type, enabled=False):
+        out: Tensor = torch.func.functional_call(_Caller(module, standin), named, (x,))
+    return out
+
+
+class _Caller(nn.Module):
     """Calls the plain `forward` of a module, or its stand-in."""
 
     def __init__(self, module: nn.Module, standin: Callable[..., Any] | None) -> None:

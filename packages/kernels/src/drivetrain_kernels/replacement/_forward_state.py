@@ -17,6 +17,7 @@ from torch.nn.modules import module as nn_module
 
 # What cannot change but by being exchanged, which shows.
 _SIMPLE = (bool, int, float, str, type(None), torch.dtype, torch.device, Enum)
+_HOOKS = ("forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks")
 _CONTAINERS = (Tensor, list, dict, set)
 # Backward passes of one's own need not be linear in what comes back.
 _OWN_BACKWARD = frozenset({"register_hook", "apply"})
@@ -71,13 +72,12 @@ def forward_state_of(module: nn.Module) -> ForwardState:
     """
     functions = _functions_of(type(module))
     names = sorted({n for f in functions for n in _names(f)} - _USUAL)
-    classes = type(module).__mro__
+    classes = [c for c in type(module).__mro__ if not _is_torchs(c)]
     methods = [(c, n, vars(c).get(n)) for c in classes for n in ("forward", *names)]
     known = {*module._parameters, *module._buffers, *module._modules}
     own_values = ((n, getattr(module, n, ...)) for n in names if n not in known)
     read: list[tuple[Any, str, Any]] = [(None, *one) for one in own_values]
-    values = [(c, n, "", f) for c, n, f in methods if isinstance(f, FunctionType)]
-    values = [one for one in values if not _is_torchs(one[-1])]
+    values = [(c, n, "", f) for c, n, f in methods if f in functions]
     unseen = [n for n in names if n in _OWN_BACKWARD]
     for function in (f for f in functions if not _is_torchs(f)):
         place = sys.modules.get(function.__module__, dis)
@@ -102,16 +102,9 @@ def forward_state_of(module: nn.Module) -> ForwardState:
 
 def has_hooks(module: Any) -> bool:
     """Returns whether a call of a module does more than its class's forward."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or nn_module._global_forward_hooks
-        or nn_module._global_forward_pre_hooks
-        or nn_module._global_backward_hooks
-        or nn_module._global_backward_pre_hooks
-        or "forward" in module.__dict__
+    return "forward" in module.__dict__ or any(
+        getattr(module, f"_{kind}") or getattr(nn_module, f"_global_{kind}")
+        for kind in _HOOKS
     )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain_core.accelerators import isolated_rng
-from drivetrain_kernels.replacement._check import Caller, random_values
+from drivetrain_kernels.replacement._check import call_with, random_values
 from drivetrain_kernels.replacement._formula import (
     EXACT_ROWS,
     ROUNDED_ROWS,
@@ -82,7 +82,7 @@ class Proof:
         """Returns how far a stand-in is from the formula in float64, relative."""
         worst = 0.0
         for x in self._rows(EXACT_ROWS):
-            found = self._run(standin, self._parameters, x)
+            found = call_with(self._module, standin, self._parameters, x)
             exact = (formula(self._parameters, x) for formula in self._formulas)
             worst = max(worst, *(relative(one, found) for one in exact))
         return worst
@@ -95,28 +95,12 @@ class Proof:
         for x in self._rows(ROUNDED_ROWS):
             narrow = x.to(self._dtype)
             exact = self._formulas[-1](wide, narrow.double())
-            own = relative(exact, self._run(None, parameters, narrow))
-            ours = relative(exact, self._run(standin, parameters, narrow))
+            own = relative(exact, call_with(self._module, None, parameters, narrow))
+            ours = relative(exact, call_with(self._module, standin, parameters, narrow))
             bound = _ROUNDING * max(own, _FLOOR * torch.finfo(self._dtype).eps)
             if math.isfinite(own) and not ours <= bound:
                 return f"rounds to {ours:.1e}, where the module rounds to {own:.1e}"
         return ""
-
-    def _run(
-        self,
-        standin: Callable[..., Any] | None,
-        parameters: Mapping[str, Tensor],
-        x: Tensor,
-    ) -> Tensor:
-        named = {f"module.{name}": value for name, value in parameters.items()}
-        caller = Caller(self._module, standin)
-        with (
-            torch.no_grad(),
-            isolated_rng(0),
-            torch.autocast(self._device.type, enabled=False),
-        ):
-            out: Tensor = torch.func.functional_call(caller, named, (x,))
-        return out
 
     def _narrow(self) -> dict[str, Tensor]:
         return {name: p.to(self._dtype) for name, p in self._parameters.items()}

@@ -19,18 +19,12 @@ from drivetrain_kernels._errors import (
     ImplementationNameError,
     ReplacementError,
 )
+from drivetrain_kernels.replacement import _loss_head as loss_head
 from drivetrain_kernels.replacement._check import TOLERANCES, disagreement, sample_input
 from drivetrain_kernels.replacement._formula import relative
 from drivetrain_kernels.replacement._forward_state import forward_state_of, has_hooks
 from drivetrain_kernels.replacement._handle import Left, Replaced, Replacement
 from drivetrain_kernels.replacement._identify import is_standin
-from drivetrain_kernels.replacement._loss_head import (
-    ATTRIBUTE,
-    causal_loss,
-    head_of,
-    loss_disagreement,
-    loss_facts,
-)
 from drivetrain_kernels.replacement._module_types import (
     KINDS,
     known_to_be_left,
@@ -182,7 +176,7 @@ class _Swap:
             compiled: The compiled module that it is a part of, or empty.
         """
         kind = "cross_entropy"
-        plain = head_of(module)
+        plain = loss_head.head_of(module)
         if plain is None or kind not in self.wanted:
             return
         device, dtype = _device(module), _dtype(module)
@@ -191,9 +185,9 @@ class _Swap:
             self.left.append(Left(name=name, module=_loss_of(module), why=why))
             return
         impl = self.wanted[kind]
-        ours = causal_loss(impl)
+        ours = loss_head.causal_loss(impl)
         why = f"{compiled} is compiled; replace before compiling" if compiled else ""
-        facts = loss_facts(device, dtype)
+        facts = loss_head.loss_facts(device, dtype)
         try:
             chosen = KINDS[kind].choose(facts, impl).implementation.name
         except ImplementationError as error:
@@ -202,13 +196,13 @@ class _Swap:
         else:
             if impl == "auto" and chosen in _PLAIN:
                 why = f"{kind} would run torch's operators here as well"
-        apart = 0.0 if why else loss_disagreement(plain, ours, device, dtype)
+        apart = 0.0 if why else loss_head.loss_disagreement(plain, ours, device, dtype)
         if self.verify and not apart <= TOLERANCES[dtype]:
             why = f"{kind} by {impl} differs by {apart:.1e}"
         if why:
             self.left.append(Left(name=name, module=_loss_of(module), why=why))
         else:
-            self._bind(name, (module, ATTRIBUTE, ours), kind, impl, apart)
+            self._bind(name, (module, loss_head.ATTRIBUTE, ours), kind, impl, apart)
 
     def _bind(
         self,
@@ -219,7 +213,7 @@ class _Swap:
         error: float,
     ) -> None:
         module, attribute, _ = binding
-        loss = attribute == ATTRIBUTE
+        loss = attribute == loss_head.ATTRIBUTE
         kind = _loss_of(module) if loss else type(module).__name__
         self.bindings.append(binding)
         shown = error if self.verify else None

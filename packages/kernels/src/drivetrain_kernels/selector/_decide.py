@@ -119,10 +119,14 @@ def _verdict(
     """Returns why a candidate cannot be taken, or an empty string."""
     if trial.status != "ok":
         return trial.why or trial.status
-    if trial.high >= 1.0 or trial.ratio > 1.0 - min_gain:
-        if trial.low > 1.0:
-            return f"slower ({_interval(trial)})"
-        return f"saves less than {min_gain:.0%} or than the noise ({_interval(trial)})"
+    if trial.low > 1.0:
+        return f"slower ({_interval(trial)})"
+    if trial.ratio > 1.0:
+        return f"slower, if not surely ({_interval(trial)})"
+    if trial.ratio > 1.0 - min_gain:
+        return f"saves {1.0 - trial.ratio:.1%}, less than {min_gain:.0%}"
+    if trial.high >= 1.0:
+        return f"saves less than the noise ({_interval(trial)})"
     if remaining_steps is None:
         return ""
     saved = (1.0 - trial.ratio) * eager.step_s * remaining_steps

@@ -18,7 +18,7 @@ _CLOSE_ENOUGH = 0.01
 _FEW = 5
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Timing:
     """How long a step takes, alone and beside eager.
 
@@ -119,11 +119,4 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
 
 def _timing(times: Sequence[float], eager: Sequence[float]) -> Timing:
     ratios = [own / base for own, base in zip(times, eager, strict=False)]
-    ratio, low, high = spread(ratios)
-    return Timing(
-        step_s=statistics.median(times),
-        ratio=ratio,
-        low=low,
-        high=high,
-        num_rounds=len(times),
-    )
+    return Timing(statistics.median(times), *spread(ratios), len(times))

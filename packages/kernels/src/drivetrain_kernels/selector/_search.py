@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_kernels._errors import SelectionError
@@ -45,39 +45,32 @@ _COMPILE_S_PER_MODULE = 0.15
 _AGAIN = 0.7  # of the time of the last compilation, when the whole compiles again
 
 
+@dataclass(kw_only=True)
 class Search:
     """The stages of one call of `select`."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        *,
-        named: bool,
-        deadline: float,
-        budget_s: float,
-        remaining_steps: int | None,
-        tolerance: float | None,
-        group: dist.ProcessGroup | None,
-        progress: Callable[[str], None],
-    ) -> None:
-        if remaining_steps is not None and remaining_steps < 0:
-            message = f"remaining_steps must be >= 0 or None, got {remaining_steps}"
+    workload: Workload
+    named: bool
+    deadline: float
+    budget_s: float
+    remaining_steps: int | None
+    tolerance: float | None
+    group: dist.ProcessGroup | None
+    progress: Callable[[str], None]
+    eager_s: float = 0.0
+    whole_compile_s: float = 0.0
+    trials: dict[str, Trial] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        steps, tolerance = self.remaining_steps, self.tolerance
+        if steps is not None and steps < 0:
+            message = f"remaining_steps must be >= 0 or None, got {steps}"
             raise SelectionError(message)
         if tolerance is not None and not tolerance > 0:
             message = f"tolerance must be > 0 or None, got {tolerance}"
             raise SelectionError(message)
-        self.workload = workload
-        self.named = named
-        self.deadline = deadline
-        self.budget_s = budget_s
-        self.compile_until = deadline - _RACE_SHARE * budget_s
-        self.remaining_steps = remaining_steps
-        self.tolerance = tolerance
-        self.group = group
-        self.progress = progress
-        self.eager_s = 0.0
-        self.whole_compile_s = 0.0
-        self.trials: dict[str, Trial] = {}
+        self.compile_until = self.deadline - _RACE_SHARE * self.budget_s
 
     def key(self, names: Sequence[str]) -> str:
         """Returns what the decision is kept under."""

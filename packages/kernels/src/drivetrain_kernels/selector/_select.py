@@ -144,7 +144,7 @@ def select(
         ('eager', True)
     """
     search = Search(
-        Workload(target, example_batches, loss=loss, step=step),
+        workload=Workload(target, example_batches, loss=loss, step=step),
         named=candidates is not None,
         deadline=time.monotonic() + _require_positive("budget_s", budget_s),
         budget_s=budget_s,
@@ -154,6 +154,7 @@ def select(
         progress=progress or logger.info,
     )
     _require_plain(target)
+    search.workload.require_repeatable()
     asked = candidates_for(candidates)
     folder = cache_folder() / "select"
     key = search.key([c.name for c in asked])

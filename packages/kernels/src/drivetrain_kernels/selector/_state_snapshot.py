@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -43,35 +44,42 @@ def require_unchanged_values(workload: Workload) -> None:
         SelectionError: The step changed a parameter, frozen ones too, or its batch.
     """
     batch = workload.batches[0]
+    try:
+        given = copy.deepcopy(batch)
+    except Exception:  # noqa: BLE001
+        given = batch  # Some objects cannot be copied, for reasons of their own.
     parameters = [p for module in workload.modules for p in module.parameters()]
-    watched: dict[str, list[torch.Tensor]] = {
-        "parameters": list(parameters),
-        "its batch": workload.tensors([batch]),
-    }
-    before = {
-        what: [(tensor, tensor.detach().clone()) for tensor in tensors]
-        for what, tensors in watched.items()
-    }
-    workload.run(workload.target, batch)
-    for what, pairs in before.items():
-        changed = [t for t, value in pairs if not _same(t.detach(), value)]
-        if not changed:
-            continue
+    values = [p.detach().clone() for p in parameters]
+    workload.run(workload.target, given)
+    changed = [p for p, v in zip(parameters, values, strict=True) if not _same(p, v)]
+    what = ""
+    if changed:
+        what = f"parameters, and this one did: one of shape {tuple(changed[0].shape)}"
         with torch.no_grad():
-            for tensor, value in pairs:
-                tensor.data.copy_(value)
+            for parameter, value in zip(parameters, values, strict=True):
+                parameter.data.copy_(value)
+    elif not _alike(workload.held_in(batch), workload.held_in(given)):
+        what = "its batch, and this one did"
+    if what:
         message = (
-            f"a step that select() tries must not change {what}, and this one did: a "
-            f"tensor of shape {tuple(changed[0].shape)}; leave the optimizer's step, and "
-            "whatever else writes there, out of it"
+            f"a step that select() tries must not change {what}; leave the optimizer's "
+            "step, and whatever else writes there, out of it"
         )
         raise SelectionError(message)
 
 
+def _alike(before: list[Any], after: list[Any]) -> bool:
+    pairs = zip(before, after, strict=False)
+    return len(before) == len(after) and all(
+        type(a) is type(b) and (not torch.is_tensor(a) or _same(a, b)) for a, b in pairs
+    )
+
+
 def _same(tensor: torch.Tensor, value: torch.Tensor) -> bool:
     """Returns whether every bit is as it was; NaN is what it is."""
-    return torch.equal(tensor, value) or bool(
-        torch.allclose(tensor, value, rtol=0.0, atol=0.0, equal_nan=True)
+    return tensor.shape == value.shape and (
+        torch.equal(tensor, value)
+        or torch.allclose(tensor, value, rtol=0.0, atol=0.0, equal_nan=True)
     )
 
 

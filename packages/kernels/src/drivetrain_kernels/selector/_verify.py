@@ -157,8 +157,13 @@ def _outcome(
 ) -> Outcome:
     torch.manual_seed(seed)
     loss = workload.run(call, batch).clone()
-    grads = [None if p.grad is None else p.grad.clone() for p in workload.leaves]
+    grads = [None if p.grad is None else _numbers(p.grad) for p in workload.leaves]
     return Outcome(loss=loss, grads=grads)
+
+
+def _numbers(grad: Tensor) -> Tensor:
+    dense = grad.to_dense().clone()
+    return torch.view_as_real(dense) if dense.is_complex() else dense
 
 
 def _norms(workload: Workload, call: Callable[..., Any]) -> list[tuple[float, float]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from drivetrain_kernels._errors import SelectionError
@@ -49,16 +50,17 @@ class Workload:
     def __init__(
         self,
         target: Callable[..., Any],
-        batches: Sequence[Any],
+        batches: object,
         *,
         loss: LossFunction | None = None,
         step: StepFunction | None = None,
     ) -> None:
         _require_callable(target)
-        if isinstance(batches, Tensor | Mapping):
+        if not isinstance(batches, Sequence) or isinstance(batches, str):
             message = (
                 "example_batches must be a list of batches, got one "
-                f"{type(batches).__name__}; pass [batch]"
+                f"{type(batches).__name__}; pass [batch], of a loader "
+                "[next(iter(loader))]"
             )
             raise SelectionError(message)
         if not batches:
@@ -108,20 +110,33 @@ class Workload:
         found = next(every, next(iter(self.tensors(self.batches)), None))
         return torch.device("cpu") if found is None else found.device
 
+    def require_repeatable(self) -> None:
+        """Raises where a step would leave what no snapshot can put back."""
+        parameters = [p for module in self.modules for p in module.parameters()]
+        why = ""
+        if any(t.grad_fn is not None for t in self.tensors(self.batches)):
+            why = "a batch comes of a graph, which one backward uses up; detach() it"
+        elif any(is_lazy(p) for p in parameters):
+            why = "a parameter has no shape yet; run the model once before"
+        elif any(p._post_accumulate_grad_hooks for p in parameters):
+            why = "a parameter has hooks that run in backward; register them afterwards"
+        if why:
+            message = f"select() cannot try steps on this: {why}"
+            raise SelectionError(message)
+
     def shapes_vary(self) -> bool:
         """Returns whether the batches differ in the shape of a tensor."""
         return len({self.signature(batch) for batch in self.batches}) > 1
 
     def signature(self, batch: Any) -> str:
         """Returns structure, shapes and dtypes of a batch as text."""
-        leaves, spec = pytree.tree_flatten(batch)
         kinds = [
             f"{tuple(x.shape)}{x.dtype}{x.device.type}"
             if isinstance(x, Tensor)
             else type(x).__name__
-            for x in leaves
+            for x in self.held_in(batch)
         ]
-        return f"{spec}|{'|'.join(kinds)}"
+        return f"{pytree.tree_structure(batch)}|{'|'.join(kinds)}"
 
     def run(self, call: Callable[..., Any], batch: Any) -> Tensor:
         """Runs one step, and leaves the gradients in the leaves.
@@ -180,13 +195,29 @@ class Workload:
             self._weights[key] = places.cos().to(value.dtype).view(value.shape)
         return (value * self._weights[key]).float().mean()
 
-    @staticmethod
-    def tensors(tree: Any) -> list[Tensor]:
+    def tensors(self, tree: Any) -> list[Tensor]:
         """Returns the floating-point tensors of a batch or an output."""
-        if hasattr(tree, "to_tuple"):  # outputs of transformers
-            tree = tree.to_tuple()
-        leaves = pytree.tree_leaves(tree)
+        leaves = self.held_in(tree)
         return [x for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+
+    @staticmethod
+    def held_in(tree: Any) -> list[Any]:
+        """Returns the leaves of a tree, and those of mappings and objects in it."""
+        found, seen, left = [], set[int](), [tree]
+        while left:
+            for one in pytree.tree_leaves(left.pop()):
+                inner = dict(one) if isinstance(one, Mapping) else _attributes(one)
+                if inner is None:
+                    found.append(one)
+                elif id(one) not in seen:
+                    seen.add(id(one))
+                    left.append(inner)
+        return found
+
+
+def _attributes(one: Any) -> dict[str, Any] | None:
+    whole = isinstance(one, Tensor) or callable(one)
+    return None if whole else getattr(one, "__dict__", None)
 
 
 def _require_callable(target: object) -> None:
