@@ -278,3 +278,45 @@ def test_what_cannot_be_compiled_is_refused(arguments, message):
     usual = {"collective": "all_reduce", "size_bytes": 100}
     with pytest.raises(ScheduleError, match=message):
         compile_schedule(full_mesh(4, 1e9), **{**usual, **arguments})
+
+
+def both_ways(first, second, delay_s, bytes_per_s=1e9):
+    return [
+        Wire(source=one, target=other, bytes_per_s=bytes_per_s, delay_s=delay_s)
+        for one, other in ((first, second), (second, first))
+    ]
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("size", [3_000, 300_000])
+def test_schedule_goes_around_a_link_with_a_long_delay(collective, size):
+    short = [*both_ways("r0", "r2", 1e-5), *both_ways("r2", "r1", 1e-5)]
+    long = both_ways("r0", "r1", 1e-3)
+    around = LinkGraph(name="line", num_ranks=3, wires=tuple(short))
+    graph = LinkGraph(name="triangle", num_ranks=3, wires=(*short, *long))
+    assert graph.quickest().wires == around.wires
+    found = compile_schedule(graph, collective, size, budget_s=5)
+    least = compile_schedule(around, collective, size, budget_s=5).seconds
+    assert found.seconds <= least * (1 + 1e-9)
+    assert find_fault(found.schedule) is None
+
+
+def test_small_message_is_reduced_where_all_are_near():
+    """By hand, on the short links of the triangle: gathered in the middle, and back."""
+    wires = [
+        *both_ways("r0", "r1", 1e-3),
+        *both_ways("r0", "r2", 1e-5),
+        *both_ways("r2", "r1", 1e-5),
+    ]
+    graph = LinkGraph(name="triangle", num_ranks=3, wires=tuple(wires))
+    there = [Transfer(s, 2, c, reduces=True) for s in (0, 1) for c in range(3)]
+    back = [Transfer(2, t, c) for t in (0, 1) for c in range(3)]
+    by_hand = schedule_of("by hand", "all_reduce", 3, [2, 2, 2], [*there, *back])
+    verify(by_hand)
+    found = compile_schedule(graph, "all_reduce", 3_000, budget_s=5)
+    assert found.seconds <= simulate(by_hand, graph, 3_000)
+
+
+def test_graph_without_detours_is_its_own_quickest():
+    for graph in GRAPHS.values():
+        assert graph.quickest() is graph, graph.name

@@ -62,6 +62,8 @@ def test_version_that_is_assumed_has_a_reason(torch, version):
         ("NCCL_MAX_CTAS", (2, 16, 2), (2, 17, 1)),
         ("NCCL_SOCKET_SNDBUF", (2, 26, 2), (2, 27, 3)),
         ("NCCL_UID_STAGGER_RATE", (2, 22, 3), (2, 23, 4)),
+        ("NCCL_RMA_DISABLE", (2, 29, 7), (2, 30, 3)),
+        ("NCCL_PROXY_PROFILE", (2, 23, 4), (2, 22, 3)),
         # The manual says 2.28; the library of 2.28.9 does not have it.
         ("NCCL_SOCKET_POLL_TIMEOUT_MSEC", (2, 28, 9), (2, 29, 7)),
         ("NCCL_MULTI_RANK_GPU_ENABLE", (2, 29, 7), (2, 30, 3)),
@@ -116,9 +118,27 @@ def test_nearest_spelling_is_one_that_the_version_knows():
         ("NCCL_IB_TIMEOUT", "22 # seconds", "NCCL reads that as 22"),
         ("NCCL_IB_TIMEOUT", "022", "reads '022' as 18"),
         ("NCCL_IB_TIMEOUT", "08", "NCCL reads that as 0"),
-        ("NCCL_IB_TIMEOUT", "", "must be a number"),
+        # Scripts undo a setting so.
+        ("NCCL_IB_TIMEOUT", "", None),
+        ("NCCL_P2P_LEVEL", "", None),
         ("NCCL_BUFFSIZE", "16M", "NCCL reads that as 16"),
-        ("NCCL_NET_GDR_LEVEL", "phb", None),
+        # NCCL ignores, without a word, what is not in upper case.
+        ("NCCL_NET_GDR_LEVEL", "phb", "got 'phb': in upper case"),
+        ("NCCL_SOCKET_FAMILY", "af_inet", "in upper case"),
+        ("NCCL_LAUNCH_MODE", "group", None),
+        ("NCCL_NET_GDR_LEVEL", "PHB", None),
+        ("NCCL_NET_GDR_LEVEL", "C2C", None),
+        # It cuts numbers to the levels that there are.
+        ("NCCL_NET_GDR_LEVEL", "5", None),
+        ("NCCL_P2P_LEVEL", "99", None),
+        ("NCCL_P2P_LEVEL", "-1", "one of LOC"),
+        # It does not start with a word that it does not know.
+        ("NCCL_ALGO", "Ring,Tre", "does not start with 'Tre': it knows Tree, Ring"),
+        ("NCCL_ALGO", "allreduce:ring,tree;broadcast:^RING", None),
+        ("NCCL_ALGO", "ring;allreduce:ringtree", "does not start with 'ringtree'"),
+        ("NCCL_PROTO", "^LL128", None),
+        ("NCCL_PROTO", "LL,", None),
+        ("NCCL_PROTO", "LL256", "it knows LL, LL128, Simple"),
         ("NCCL_NET_GDR_LEVEL", "NODE", "one of LOC"),
         ("NCCL_DEBUG", "verbose", "one of VERSION, WARN"),
         ("NCCL_IB_HCA", "anything", None),

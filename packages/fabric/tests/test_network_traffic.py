@@ -115,10 +115,11 @@ def test_job_shares_cards_and_stays_in_nodes():
     (data,) = job.phases()
     assert job.data == 4
     placed = data.flows.placed(np.array([1, 0]), 2)
-    # Of a ring over four replicas on two nodes, two hops leave a node.
-    assert len(placed) == 8
+    # Of two replicas a node each begins a ring to the other, with half of the vector.
+    assert len(placed) == 16
+    assert set(placed.size_bytes.tolist()) == {75.0}
     assert (placed.source // 2 != placed.target // 2).all()
-    assert set(placed.source.tolist()) == {1, 3}
+    assert set(placed.source.tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -157,3 +158,41 @@ def test_traffic_that_makes_no_sense_is_an_error():
         send(np.array([0]), np.array([1]), -1.0)
     with pytest.raises(FabricError, match="got 'gossip'"):
         collective("gossip", num_nodes=2, nics_per_node=1, size_bytes=1)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize(("gpus", "cards"), [(8, 8), (8, 4), (4, 1), (1, 1)])
+def test_cards_carry_what_the_ranks_of_their_node_send_to_others(nodes, gpus, cards):
+    num, size = nodes * gpus, 1000.0
+    leaves = {
+        "all-reduce": 2 * (num - 1) / num * size,
+        "all-gather": (num - 1) / num * size,
+        "reduce-scatter": (num - 1) / num * size,
+        # Each rank of a node sends its part to each rank that is not in it.
+        "all-to-all": gpus * (num - gpus) / num * size,
+    }
+    for name, of_node in leaves.items():
+        phase = collective(
+            name, num_nodes=nodes, nics_per_node=cards, size_bytes=size, num_ranks=num
+        )
+        found = sent(phase.flows, nodes * cards)
+        assert found == pytest.approx(np.full(nodes * cards, of_node / cards)), name
+
+
+@pytest.mark.parametrize("pipeline", [1, 2])
+@pytest.mark.parametrize("tensor", [1, 2, 4, 8])
+def test_job_uses_all_cards_like_a_collective_of_its_replicas(tensor, pipeline):
+    job = Job(num_gpus=64, tensor=tensor, pipeline=pipeline, gradient_bytes=1000.0)
+    flows = job.phases()[0].flows.placed(np.arange(8), 8)
+    # A stage has its own nodes, and each of its replicas' groups an all-reduce.
+    share = 2 * (job.data - 1) / job.data * 1000.0
+    assert sent(flows, 64) == pytest.approx(np.full(64, share * tensor / 8))
+
+
+def test_job_whose_stages_share_a_node_sends_no_more_than_its_ring():
+    job = Job(num_gpus=24, tensor=1, pipeline=2, gradient_bytes=1000.0)
+    flows = job.phases()[0].flows.placed(np.arange(3), 8)
+    most = 2 * (job.data - 1) / job.data * 1000.0
+    out_of_node = np.bincount(flows.source // 8, flows.size_bytes, minlength=3)
+    assert out_of_node[0] == pytest.approx(most)
+    assert out_of_node[1] == pytest.approx(2 * most)

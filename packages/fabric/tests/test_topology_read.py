@@ -329,3 +329,17 @@ def test_reading_and_drawing_import_no_torch():
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("folder", ["bus/pci/devices", "class/net", "class/infiniband"])
+def test_link_that_leads_to_itself_hides_nothing_else(tmp_path, folder):
+    machine = Machine.load(FOLDER / "dgx-h100.json")
+    sysfs = machine.write_sysfs(tmp_path / "sys")
+    before = read_topology(sysfs, nvml=machine.nvml, name="dgx")
+    name = "0000:00:05.0" if "pci" in folder else "odd0"
+    for entry in (f"{name}", "other"):
+        (sysfs / folder / entry).symlink_to(entry)
+    # A device whose parts lead back as well.
+    first = next((sysfs / "class/net").iterdir()).resolve()
+    (first / "physfn").symlink_to("physfn")
+    assert read_topology(sysfs, nvml=machine.nvml, name="dgx") == before

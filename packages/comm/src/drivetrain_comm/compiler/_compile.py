@@ -172,16 +172,19 @@ def _candidates(
     most_pieces: int,
 ) -> Iterator[Schedule]:
     """Yields schedules, those first that are made in no time."""
-    yield from library(graph, collective, root)
+    graphs = list(dict.fromkeys([graph, graph.quickest()]))
+    for one in graphs:
+        yield from library(one, collective, root)
     for pieces in _PIECES:
         num_chunks = pieces * graph.num_ranks
         chunk_bytes = size_bytes / num_chunks
         if pieces > 1 and (chunk_bytes < _LEAST_CHUNK_BYTES or pieces > most_pieces):
             return
-        maker = _Maker(graph, collective, num_chunks, root, chunk_bytes, message_s)
-        if num_chunks <= _MOST_GREEDY:
-            yield maker.greedy()
-        yield from maker.trees()
+        for one in graphs:
+            maker = _Maker(one, collective, num_chunks, root, chunk_bytes, message_s)
+            if num_chunks <= _MOST_GREEDY:
+                yield maker.greedy()
+            yield from maker.trees()
 
 
 _Gather = Callable[[LinkGraph, list[int]], list[Transfer]]

@@ -141,14 +141,23 @@ class LinkGraph:
 
     def delay_s(self, source: int, target: int) -> float:
         """Returns the least delay between two ranks, whoever passes it on."""
-        return self._delays[source][target]
+        return self._delays[f"r{source}"].get(f"r{target}", math.inf)
+
+    def quickest(self) -> LinkGraph:
+        """Returns the graph without wires that delay longer than a way around them."""
+        wires = tuple(
+            wire
+            for wire in self.wires
+            if wire.delay_s <= self._delays[wire.source][wire.target] * (1 + 1e-9)
+        )
+        return self if len(wires) == len(self.wires) else replace(self, wires=wires)
 
     @cached_property
-    def _delays(self) -> list[list[float]]:
-        found = []
-        for rank in self.ranks:
-            least = {f"r{rank}": 0.0}
-            heap = [(0.0, f"r{rank}")]
+    def _delays(self) -> dict[str, dict[str, float]]:
+        found = {}
+        for place in {*self._leaving, *(f"r{rank}" for rank in self.ranks)}:
+            least = found[place] = {place: 0.0}
+            heap = [(0.0, place)]
             while heap:
                 so_far, at = heapq.heappop(heap)
                 if so_far > least[at]:
@@ -158,7 +167,6 @@ class LinkGraph:
                     if then < least.get(wire.target, math.inf):
                         least[wire.target] = then
                         heapq.heappush(heap, (then, wire.target))
-            found.append([least.get(f"r{r}", math.inf) for r in self.ranks])
         return found
 
     @cached_property

@@ -26,7 +26,8 @@ def library(graph: LinkGraph, collective: str, root: int = 0) -> list[Schedule]:
     """Returns the schedules of algorithms that have ways for all that they send.
 
     all_reduce: ring, two rings (one each way), direct, recursive halving and doubling,
-    each also in two levels where ranks have switches of their own, and a binary tree.
+    each also in two levels where ranks have switches of their own, a binary tree, and
+    one of the quickest ways from the rank that is nearest to all.
     all_gather and reduce_scatter: ring, two rings, direct, Bruck's (Bruck et al.,
     "Efficient algorithms for all-to-all communications in multiport message-passing
     systems", 1997) and its reverse. broadcast: chain, binary tree, direct.
@@ -39,7 +40,7 @@ def library(graph: LinkGraph, collective: str, root: int = 0) -> list[Schedule]:
     Example:
         >>> from drivetrain_comm.compiler import star
         >>> [schedule.name for schedule in library(star([1e9] * 4), "all_reduce")]
-        ['ring', 'direct', 'halving', 'two rings', 'tree']
+        ['ring', 'direct', 'halving', 'two rings', 'tree', 'quickest tree']
     """
     order = widest_cycle(graph)
     if collective == "all_reduce":
@@ -72,7 +73,12 @@ def _all_reduces(graph: LinkGraph, order: Sequence[int]) -> Iterator[Schedule]:
             programs = [steps_of(name, hosts, rank) for rank in graph.ranks]
             yield _whole(name, [p for p, _ in programs], programs[0][1])
     yield _two_rings(graph.num_ranks, order)
-    yield _tree(graph.num_ranks, order)
+    pairs = [(order[i], order[(i - 1) // 2]) for i in range(1, graph.num_ranks)]
+    yield _tree("tree", order[0], pairs)
+    center = min(
+        graph.ranks, key=lambda r: max(graph.delay_s(r, o) for o in graph.ranks)
+    )
+    yield _tree("quickest tree", center, _quickest(graph, center))
 
 
 def _whole(name: str, programs: Sequence[list[Step]], num_chunks: int) -> Schedule:
@@ -99,14 +105,27 @@ def _in_turns(one: Sequence[Step], other: Sequence[Step]) -> list[Step]:
     return [step for pair in zip(one, other, strict=True) for step in pair]
 
 
-def _tree(num_ranks: int, order: Sequence[int]) -> Schedule:
+def _quickest(graph: LinkGraph, root: int) -> list[tuple[int, int]]:
+    """Returns each rank with the one before it on its quickest way from a root."""
+    delays = {rank: graph.delay_s(root, rank) for rank in graph.ranks}
+    pairs = []
+    for rank in sorted(delays, key=delays.__getitem__):
+        if rank != root:
+            nearer = [r for r in delays if r == root or delays[r] < delays[rank]]
+            nearer = [r for r in nearer if (r, rank) in graph.pairs] or [root]
+            before = min(nearer, key=lambda r: delays[r] + graph.delay_s(r, rank))
+            pairs.append((rank, before))
+    return pairs
+
+
+def _tree(name: str, root: int, pairs: Sequence[tuple[int, int]]) -> Schedule:
+    """Reduces along the pairs, the last first, to the root, and back."""
     transfers: list[Transfer] = []
     for chunk in range(_PIECES):
-        pairs = [(order[i], order[(i - 1) // 2]) for i in range(1, num_ranks)]
         transfers += [Transfer(a, b, chunk, reduces=True) for a, b in reversed(pairs)]
         transfers += [Transfer(b, a, chunk) for a, b in pairs]
-    owners = [order[0]] * _PIECES
-    return schedule_of("tree", "all_reduce", num_ranks, owners, transfers)
+    owners = [root] * _PIECES
+    return schedule_of(name, "all_reduce", len(pairs) + 1, owners, transfers)
 
 
 def _broadcasts(

@@ -2,8 +2,8 @@
 
 The source is NCCL's manual at 2.32 (its page on environment variables, with its "since"
 and "removed" marks), corrected by the names that stand in the libraries of 15 released
-versions, one of each minor version from 2.18.3 to 2.32.3. What is in `SOURCE_ONLY` is in
-these libraries, but in no manual. An empty version is older than all that is known. The
+versions, one of each minor version from 2.18.3 to 2.32.3, and in its public source to
+2.30.7. What is in `SOURCE_ONLY` is in these, but in no manual. An empty version is older than all that is known. The
 rows stand in `settings.json`.
 """
 
@@ -21,7 +21,10 @@ NUMBERS: list[tuple[str, str, int, int]] = _TABLES["numbers"]
 """Name, since, least, most."""
 
 CHOICES: list[tuple[str, str, list[str]]] = _TABLES["choices"]
-"""Name, since, what it may be; upper and lower case are alike."""
+"""Name, since, what it may be; levels and families are told by their case."""
+
+LISTS: dict[str, list[str]] = _TABLES["lists"]
+"""What lists of words consist of; without one of them NCCL does not start."""
 
 TEXTS: list[tuple[str, str]] = _TABLES["texts"]
 """Name, since; any text will do."""

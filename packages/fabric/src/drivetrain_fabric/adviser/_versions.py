@@ -6,9 +6,13 @@ import difflib
 import functools
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from drivetrain_fabric.adviser import _table
 from drivetrain_fabric.adviser._errors import AdviserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # A decimal number, or an octal one; hexadecimal ones are right or not there at all.
 _C_NUMBER = re.compile(r"[+-]?(0[0-7]*|[1-9][0-9]*)")
@@ -251,10 +255,19 @@ def wrong_value(name: str, value: str, version: tuple[int, ...]) -> str | None:
         "it must be a number, got '8M': NCCL reads that as 8"
     """
     one = find_setting(name)
-    if one is None:
+    # Scripts undo a setting so: the default holds.
+    if one is None or not value:
         return None
-    if one.choices and value.upper() not in one.choices:
-        return f"it must be one of {', '.join(one.choices)}, got {_shown(value)}"
+    if name in _table.LISTS:
+        return _wrong_list(value, _table.LISTS[name])
+    # Numbers of levels are cut to what there is.
+    is_level = name.endswith("_LEVEL")
+    said = value if is_level or name.endswith("_FAMILY") else value.upper()
+    if is_level and value[0].isdecimal():
+        return None
+    if one.choices and said not in one.choices:
+        hint = ": in upper case" if value.upper() in one.choices else ""
+        return f"it must be one of {', '.join(one.choices)}, got {_shown(value)}{hint}"
     if one.least is None or one.most is None:
         return None
     try:
@@ -272,6 +285,16 @@ def wrong_value(name: str, value: str, version: tuple[int, ...]) -> str | None:
     digits = value.strip().lstrip("+-").lstrip("0")
     if _is_octal(value) and digits and digits != str(abs(number)):
         return f"it begins with 0, so that NCCL reads {_shown(value)} as {number}"
+    return None
+
+
+def _wrong_list(value: str, words: Sequence[str]) -> str | None:
+    """Returns the word that NCCL does not know, as in `allreduce:ring;broadcast:^tree`."""
+    for part in value.split(";"):
+        for word in part.rpartition(":")[2].removeprefix("^").split(","):
+            if word and word.lower() not in map(str.lower, words):
+                known = ", ".join(words)
+                return f"NCCL does not start with {_shown(word)}: it knows {known}"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,8 +119,13 @@ class Job:
         """
         ranks = np.arange(self.num_gpus).reshape(self.pipeline, self.data, self.tensor)
         nics = self._nics(ranks)
-        groups = nics.transpose(0, 2, 1).reshape(-1, self.data)
-        phases = [Phase(name="data", flows=all_reduce(groups, self.gradient_bytes))]
+        # Replicas that share a node leave it by all of their cards, a channel each.
+        together = math.gcd(self.data, self.gpus_per_node // self.tensor)
+        groups = nics.transpose(0, 2, 1).reshape(-1, self.data // together, together)
+        rings = groups.transpose(0, 2, 1).reshape(-1, self.data // together)
+        part = self.gradient_bytes / together
+        data = all_reduce(rings, part, num_ranks=self.data)
+        phases = [Phase(name="data", flows=data)]
         if self.pipeline > 1:
             before, after = nics[:-1].ravel(), nics[1:].ravel()
             both = (
@@ -167,7 +173,8 @@ def collective(
     if name == "tree":
         flows = tree_all_reduce(members, part)
     elif name == "all-to-all":
-        flows = all_to_all(members, part)
+        # Each rank of a node sends to each of another.
+        flows = all_to_all(members, part * (num_ranks or num_nodes) / num_nodes)
     else:
         ring = {
             "all-reduce": all_reduce,

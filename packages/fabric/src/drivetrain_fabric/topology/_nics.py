@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from drivetrain_fabric.topology._parts import Nic, RdmaPort
-from drivetrain_fabric.topology._sysfs import entries, read_int, read_text
+from drivetrain_fabric.topology._sysfs import entries, read_int, read_text, resolved
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +42,7 @@ def read_nics(
     for entry in entries(sysfs / "class/net"):
         if not entry.is_dir():  # `bonding_masters` is a file
             continue
-        device = (entry / "device").resolve()
+        device = resolved(entry / "device")
         key = (device, (read_int(entry / "dev_port") or 0) + 1)
         if _is_virtual(sysfs, entry) and not virtual:
             hidden.append(entry.name)
@@ -62,7 +62,7 @@ def read_nics(
 
 
 def _is_virtual(sysfs: Path, entry: Path) -> bool:
-    if entry.resolve().is_relative_to((sysfs / "devices/virtual").resolve()):
+    if resolved(entry).is_relative_to(resolved(sysfs / "devices/virtual")):
         return True
     kind = read_int(entry / "type")
     is_part = (entry / "device/physfn").exists()
@@ -74,7 +74,7 @@ def _read_nic(entry: Path, tree: PciTree, port: RdmaPort | None) -> Nic:
     state = read_text(entry / "operstate") or "unknown"
     return Nic(
         name=entry.name,
-        slot=tree.slot_of(entry.resolve()),
+        slot=tree.slot_of(resolved(entry)),
         speed_mbit_per_s=speed if speed and speed < _MOST_MBIT_PER_S else None,
         driver=_driver(entry / "device"),
         mtu=read_int(entry / "mtu") or None,
@@ -85,13 +85,13 @@ def _read_nic(entry: Path, tree: PciTree, port: RdmaPort | None) -> Nic:
 
 def _driver(device: Path) -> str | None:
     link = device / "driver"
-    return link.resolve().name if link.exists() else None
+    return resolved(link).name if link.exists() else None
 
 
 def _read_ports(sysfs: Path) -> dict[_Port, RdmaPort]:
     found = {}
     for entry in entries(sysfs / "class/infiniband"):
-        device = (entry / "device").resolve()
+        device = resolved(entry / "device")
         for folder in entries(entry / "ports"):
             if not folder.name.isdecimal():
                 continue

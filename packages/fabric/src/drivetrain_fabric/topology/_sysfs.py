@@ -86,6 +86,14 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
+def resolved(path: Path) -> Path:
+    """Returns where a path leads to; itself where it leads back to itself."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path
+
+
 def read_text(path: Path) -> str | None:
     """Returns what an attribute says, or None where it cannot be read."""
     try:
@@ -144,7 +152,7 @@ def read_pci(sysfs: Path, numa_nodes: Iterable[NumaNode]) -> PciTree:
         if not _ADDRESS.fullmatch(entry.name):
             continue
         # Bridges are the folders around the real one: the kernel nests them.
-        path = entry.resolve().parts[:-1]
+        path = resolved(entry).parts[:-1]
         above = [part for part in path if _ADDRESS.fullmatch(part) or _root(part)]
         node = read_int(entry / "numa_node")
         node = node if node in known else None
