@@ -223,7 +223,7 @@ def meets_a_dead_rank():
 
 def test_error_of_a_backward_pass_names_the_rank_that_is_gone():
     said = run_ranks(meets_a_dead_rank, 2, process_group=False)[0]
-    assert "DistributedError: rank 0: collective" in said
+    assert "DistributedError: rank 0: " in said
     assert "rank 1 is lost" in said
     assert "cast" not in said
 

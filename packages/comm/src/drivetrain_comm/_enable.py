@@ -122,6 +122,22 @@ def is_enabled() -> bool:
     return (distributed_c10d, "_new_process_group_helper") in _originals
 
 
+def status() -> tuple[str, ...]:
+    """Returns what is tuned in this process: its groups, and gradients of DDP modules.
+
+    Example:
+        >>> status()
+        ()
+    """
+    groups = [
+        repr(group)
+        for group in distributed_c10d._world.pg_map
+        if isinstance(group, TunedProcessGroup)
+    ]
+    tuners = [fusion.tuner for fusion in _fusions.values()]
+    return (*groups, *(f"gradients, {t.phase}: {t.plan}" for t in tuners if t))
+
+
 def _patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     with _lock:
         if (owner, name) not in _originals:
@@ -152,6 +168,7 @@ def _with_tuned_group(original: Callable[..., Any]) -> Callable[..., Any]:
         # Eager NCCL binds a device, which torch does for its own backends only.
         kwargs.pop("device_id", None)
         group, place = original(size, rank, ranks, BACKEND, store, *args, **kwargs)
+        logger.info("made by drivetrain-comm: %s", group)
         if inner and isinstance(group, TunedProcessGroup):
             # Whoever asks for the backend is told what the script has named.
             world = distributed_c10d._world

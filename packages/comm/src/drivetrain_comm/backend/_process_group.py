@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,10 +150,6 @@ class TunedProcessGroup(dist.ProcessGroup):
         return transport
 
     def _open(self, store: Store) -> Transport:
-        # Others may use the store while this one waits for the ranks: torch's serves one
-        # call at a time on a connection, and those in Python take care of themselves.
-        with suppress(RuntimeError, NotImplementedError):
-            store = store.clone()  # type: ignore[attr-defined]
         schedule = None
         said = str(self.settings)
         if self.settings.schedule is not None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from dataclasses import asdict, dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
 
     from torch.distributed.distributed_c10d import Store
 
 # Raised whenever ranks of two versions could not work together.
 PROTOCOL = 2
+_TURN_S, _PAUSE_S = 0.5, 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,12 +147,21 @@ def find_contradiction(members: Sequence[Member]) -> str | None:
 
 
 def _wait(store: Store, keys: list[str], timeout: timedelta) -> None:
-    try:
-        store.wait(keys, timeout)
-    except RuntimeError as error:
+    until_s = time.monotonic() + timeout.total_seconds()
+    while True:
+        left_s = max(until_s - time.monotonic(), 0.0)
+        try:
+            # Torch's store serves one call of a process at a time, and other threads may
+            # have groups that wait too.
+            return store.wait(keys, timedelta(seconds=min(left_s, _TURN_S)))
+        except RuntimeError as problem:
+            error = problem
         missing = [key for key in keys if not store.check([key])]
         if not missing:
-            return
+            return None
+        if left_s > 0:
+            time.sleep(_PAUSE_S)
+            continue
         names = ", ".join(key.rpartition("/")[2] for key in missing)
         who = "rank 0" if keys == ["roster"] else f"ranks {names}"
         message = f"waited {timeout.total_seconds():g} s in vain for {who} to come"
