@@ -56,7 +56,8 @@ class Link {
   // begun to leave.
   void push(const Outgoing& item);
 
-  // Tells the peer, with the next flush, that a collective and all before it have begun.
+  // Tells the peer, with the next flush, that a collective and all before it have
+  // begun.
   void announce(std::uint64_t sequence);
 
   // Sends what can be sent without waiting.

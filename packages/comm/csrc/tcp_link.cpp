@@ -126,8 +126,8 @@ void TcpLink::flush() {
 bool TcpLink::begin_front() {
   if (is_front_begun_ || is_announcing_) return true;
   is_announcing_ = std::exchange(must_announce_, false);
-  is_front_begun_ = !is_announcing_ && !queue_.empty() &&
-                    owner_.may_send(peer_, queue_.front());
+  is_front_begun_ =
+      !is_announcing_ && !queue_.empty() && owner_.may_send(peer_, queue_.front());
   if (!is_announcing_ && !is_front_begun_) return false;
   out_frame_ = is_announcing_ ? announcement()
                               : queue_.front().collective->frame_of(queue_.front());
