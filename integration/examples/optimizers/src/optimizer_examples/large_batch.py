@@ -85,22 +85,19 @@ def verdict(rows: Sequence[dict[str, Any]]) -> str:
     Example:
         >>> rows = [
         ...     {"method": "adamw", "growth": 1, "test": 2.0},
-        ...     {"method": "lamb", "growth": 1, "test": 2.01},
-        ...     {"method": "lamb", "growth": 4, "test": 2.04},
+        ...     {"method": "lamb", "growth": 1, "test": 1.9},
+        ...     {"method": "lamb", "growth": 4, "test": 1.938},
         ... ]
         >>> verdict(rows)
-        'LAMB at 4x the batch: 1.0200 of the best at 1x (AdamW); not reproduced'
+        'LAMB at 4x the batch: 0.9690 of AdamW at 1x, 1.0200 of LAMB at 1x; not reproduced'
     """
-    base = min((r for r in rows if r["growth"] == 1), key=lambda r: r["test"])
-    large = [r for r in rows if r["growth"] > 1 and r["method"] == "lamb"]
+    large = [r["test"] for r in rows if r["growth"] > 1 and r["method"] == "lamb"]
     if not large:
         return "LAMB was not among the methods"
-    ratio = large[0]["test"] / base["test"]
-    said = "reproduced" if ratio <= BOUND else "not reproduced"
-    best = METHODS[base["method"]].label
-    return (
-        f"LAMB at {GROWTH}x the batch: {ratio:.4f} of the best at 1x ({best}); {said}"
-    )
+    base = {r["method"]: large[0] / r["test"] for r in rows if r["growth"] == 1}
+    ratios = ", ".join(f"{x:.4f} of {METHODS[n].label} at 1x" for n, x in base.items())
+    said = "reproduced" if max(base.values()) <= BOUND else "not reproduced"
+    return f"LAMB at {GROWTH}x the batch: {ratios}; {said}"
 
 
 def _program(out: Path, quick: bool, methods: list[str]) -> None:
