@@ -148,15 +148,6 @@ def nothing_is_left() -> Iterator[None]:
     assert not left, f"these tests have left {left}"
 
 
-@pytest.fixture
-def caplog(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """What a test logs, without what threads of those before it still have to say."""
-    before = {thread.ident for thread in threading.enumerate()}
-    before -= {threading.get_ident()}
-    caplog.handler.addFilter(lambda record: record.thread not in before)
-    return caplog
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
     """A whole run leaves no process behind, however far from its test, and no file."""

@@ -293,7 +293,7 @@ class TunedProcessGroup(dist.ProcessGroup):
         work = EngineWork(ticket, list(tensors), self.notifier, last=copy_back)
         if copy_back is not None or profiler._is_profiler_enabled:
             # Nobody need wait for it.
-            show(work.get_future())
+            show(self.name(), work.get_future())
         return work
 
     def _torch_backend(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:

@@ -176,10 +176,13 @@ class EngineWork(Work):
 def _nothing() -> None: ...
 
 
-def show(future: torch.futures.Future[Any]) -> None:
-    """Has the profiler, if it runs, see an all-reduce from now to the end of its future."""
+def show(backend: str, future: torch.futures.Future[Any]) -> None:
+    """Has the profiler, if it runs, see an all-reduce from now to the end of its future.
+
+    By the name of the backend below: tools look for it.
+    """
     if profiler._is_profiler_enabled:
-        record = profiler.record_function("drivetrain_comm:all_reduce")
+        record = profiler.record_function(f"{backend}:all_reduce")
         record.__enter__()  # type: ignore[no-untyped-call]
         record._call_end_callbacks_on_future(future)
 

@@ -142,7 +142,7 @@ class Fusion:
         assert self.tuner is not None
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            show(waiting[-1].future)
+            show(self.group.name(), waiting[-1].future)
             self._last = self.compressor.reduce(waiting, self.tuner.plan.choice)
 
 
