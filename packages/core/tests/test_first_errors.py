@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 import random
+import threading
 
 import pytest
 import torch
