@@ -55,7 +55,6 @@ public_modules += [
         "groups",
         "nccl",
         "stores",
-        "testing",
     )
 ]
 public_modules += [f"drivetrain_fabric.{n}" for n in ("adviser", "network", "topology")]
