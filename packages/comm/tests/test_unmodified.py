@@ -171,15 +171,20 @@ PARTS = {
 }
 
 
-def all_parts(is_tuned):
+def all_parts(kind):
     import drivetrain_comm
 
+    is_tuned = kind != "stock"
     if is_tuned:
         drivetrain_comm.enable()
+    if kind == "no engine on rank 1" and os.environ["RANK"] == "1":
+        _native._missing = "it was not built"
     dist.init_process_group("gloo", timeout=MINUTE)
     assert type(dist.group.WORLD).__name__ == (
         "TunedProcessGroup" if is_tuned else "ProcessGroup"
     )
+    if is_tuned:
+        assert bool(dist.group.WORLD.transport.lacks) == (kind != "tuned")
     found = {}
     for name, part in PARTS.items():
         print(name, flush=True)
@@ -191,18 +196,36 @@ def all_parts(is_tuned):
 
 
 @pytest.fixture(scope="module")
-def both():
-    return [
-        run_ranks(all_parts, 2, is_tuned, process_group=False, timeout_s=80)
-        for is_tuned in (False, True)
-    ]
+def found_by():
+    return {
+        kind: run_ranks(all_parts, 2, kind, process_group=False, timeout_s=80)
+        for kind in ("stock", *KINDS)
+    }
 
 
+KINDS = ("tuned", "no engine on rank 1")
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", PARTS)
-def test_part_of_a_script_is_that_of_stock_gloo(part, both):
-    stock, tuned = both
-    assert [found[part] for found in tuned] == [found[part] for found in stock]
+def test_part_of_a_script_is_that_of_stock_gloo(part, kind, found_by):
+    stock, ours = found_by["stock"], found_by[kind]
+    assert [found[part] for found in ours] == [found[part] for found in stock]
     assert stock[0][part]
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
+def test_group_has_the_name_that_stock_gives_it(backend):
+    import drivetrain_comm
+
+    names = []
+    for enable in (lambda: None, drivetrain_comm.enable):
+        enable()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        config = dist.distributed_c10d.get_backend_config()
+        names.append([dist.get_backend(), dist.get_backend(dist.new_group()), config])
+        dist.destroy_process_group()
+    assert names[0] == names[1]
 
 
 def meets_a_dead_rank():

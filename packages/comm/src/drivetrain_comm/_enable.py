@@ -169,7 +169,8 @@ def _with_tuned_group(original: Callable[..., Any]) -> Callable[..., Any]:
         kwargs.pop("device_id", None)
         group, place = original(size, rank, ranks, BACKEND, store, *args, **kwargs)
         logger.info("made by drivetrain-comm: %s", group)
-        if inner and isinstance(group, TunedProcessGroup):
+        is_asked = str(backend).lower() == BACKEND
+        if isinstance(group, TunedProcessGroup) and not is_asked:
             # Whoever asks for the backend is told what the script has named.
             world = distributed_c10d._world
             world.pg_map[group] = backend, place

@@ -66,6 +66,7 @@ class Fusion:
         self.hook: tuple[Any, Callable[[Any, GradBucket], AnyFuture]] | None = None
         self.work: Any = None
         self.tuner: DdpTuner | None = None
+        self._is_left = False
         self.compressor: Compressor
         self._waiting: list[Part] = []
         self._began_s = 0.0
@@ -74,14 +75,16 @@ class Fusion:
 
     def take(self, bucket: GradBucket) -> AnyFuture:
         """Takes a bucket; the future holds its average over all ranks."""
-        if self.hook is None and self.tuner is None:
-            self._start()
         if self.hook is not None:
             state, hook = self.hook
             return hook(state, bucket)
         ddp = self._ddp()
         if ddp is not None and not getattr(ddp, "_divide_by_initial_world_size", True):
             return self._average_of_active(bucket)
+        if self.tuner is None and not self._is_left:
+            self._start()
+        if self._is_left:
+            return allreduce_hook(self.group, bucket)
         if bucket.index() == 0:
             self._begin_step()
         if bucket.buffer().layout != torch.strided:
@@ -100,20 +103,18 @@ class Fusion:
         return part.future.then(torch.futures.Future.value)
 
     def give_way(
-        self,
-        state: Any,
-        hook: Callable[[Any, GradBucket], AnyFuture],
-        because: str = "the module has a communication hook of its own",
+        self, state: Any, hook: Callable[[Any, GradBucket], AnyFuture]
     ) -> None:
-        """Leaves the buckets to another hook; `require_exact` says what is raised."""
-        require_exact(self.group, because)
+        """Leaves the buckets to the user's hook; `require_exact` says what is raised."""
+        require_exact(self.group, "the module has a communication hook of its own")
         self.hook = state, hook
 
     def _start(self) -> None:
         """Measures, with all other ranks, unless torch is to do it all."""
         lacks = self.group.transport.lacks
         if lacks:
-            self.give_way(self.group, allreduce_hook, f"there is no engine ({lacks})")
+            require_exact(self.group, f"there is no engine ({lacks})")
+            self._is_left = True
         else:
             self.tuner = DdpTuner(self.group)
             self.compressor = self._make_compressor(self.group)
@@ -123,11 +124,19 @@ class Fusion:
 
         Others take part outside of a backward pass.
         """
-        is_active = torch._C._current_graph_task_id() >= 0
-        buffer = bucket.buffer()
-        count = torch.full((1,), float(is_active), dtype=buffer.dtype)
-        work = self.group.allreduce([buffer, count])
-        return work.get_future().then(lambda future: future.value()[0].div_(count))
+        if bucket.index() == 0:
+            require_exact(self.group, "ranks join, and the average is of those left")
+        # Not in the dtype of the bucket, in which 257 may be no number.
+        count = torch.tensor([float(torch._C._current_graph_task_id() >= 0)])
+        counted = self.group.allreduce([count])
+        work = self.group.allreduce([bucket.buffer()])
+
+        def divide(future: torch.futures.Future[Any]) -> torch.Tensor:
+            counted.wait()
+            total: torch.Tensor = future.value()[0]
+            return total.div_(count)
+
+        return work.get_future().then(divide)
 
     def _begin_step(self) -> None:
         assert self.tuner is not None

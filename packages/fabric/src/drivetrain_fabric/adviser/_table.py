@@ -3,8 +3,8 @@
 The source is NCCL's manual at 2.32 (its page on environment variables, with its "since"
 and "removed" marks), corrected by the names that stand in the libraries of 15 released
 versions, one of each minor version from 2.18.3 to 2.32.3, and in its public source to
-2.30.7. What is in `SOURCE_ONLY` is in these, but in no manual. An empty version is older than all that is known. The
-rows stand in `settings.json`.
+2.30.7. What is in `SOURCE_ONLY` is in these, but in no manual. An empty version is older
+than all that is known. The rows stand in `settings.json`.
 """
 
 from __future__ import annotations
