@@ -7,6 +7,7 @@ import socket
 import threading
 import weakref
 import zlib
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -127,6 +128,9 @@ class Transport:
         if engine is None or self.lacks:
             logger.warning("collectives stay with torch: %s", self.lacks)
             # Of its own, since all-reduces may begin later than what is called after them.
+            # Gloo waits in the store, which serves one call at a time on a connection.
+            with suppress(RuntimeError, NotImplementedError):
+                store = store.clone()  # type: ignore[attr-defined]
             place = PrefixStore("torch", store)
             self._stock: Any = dist.ProcessGroupGloo(place, rank, world_size, timeout)
             return
