@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 if find_spec("hypothesis"):
     from hypothesis import settings
 
-    # A slow machine is no failure.
-    settings.register_profile("drivetrain", deadline=None)
+    # A slow machine is no failure. A change is judged by the same examples each time; new
+    # ones are tried where tests are shuffled, by `nox -s flakes`.
+    is_shuffled = find_spec("pytest_randomly") is not None
+    settings.register_profile("drivetrain", deadline=None, derandomize=not is_shuffled)
     settings.load_profile("drivetrain")
 
 ROOT = Path(__file__).parent
