@@ -38,15 +38,18 @@ void configure_from(int devices, std::size_t memory_bytes, bool bf16, bool strea
              .poison = poison});
 }
 
-void set_delays(std::int64_t op_us, std::int64_t copy_us, std::int64_t collective_us) {
+void set_delays(std::int64_t op_us, std::int64_t copy_us, std::int64_t collective_us,
+                std::int64_t collective_us_per_mib) {
   delays().op_us = op_us;
   delays().copy_us = copy_us;
   delays().collective_us = collective_us;
+  delays().collective_us_per_mib = collective_us_per_mib;
 }
 
 py::tuple get_delays() {
   return py::make_tuple(delays().op_us.load(), delays().copy_us.load(),
-                        delays().collective_us.load());
+                        delays().collective_us.load(),
+                        delays().collective_us_per_mib.load());
 }
 
 std::map<std::string, std::int64_t> get_counters() {

@@ -27,6 +27,7 @@ struct Delays {
   std::atomic<std::int64_t> op_us{0};
   std::atomic<std::int64_t> copy_us{0};
   std::atomic<std::int64_t> collective_us{0};
+  std::atomic<std::int64_t> collective_us_per_mib{0};
 };
 
 const Settings& settings();

@@ -350,11 +350,16 @@ class Simccl final : public c10d::Backend {
     ready->record(current_queue(device));
     ready->block(its_queue);
     const std::string name = names_of(collectives);
+    std::size_t size = 0;
+    for (const Tensor& tensor : outputs) size += tensor.nbytes();
+    const double mib = static_cast<double>(size) / (1 << 20);
+    const auto size_us = static_cast<std::int64_t>(
+        mib * static_cast<double>(delays().collective_us_per_mib));
     auto work = c10::make_intrusive<CollectiveWork>(getRank(), type, name, device,
                                                     stream, tensors, outputs);
     its_queue.push([its = std::move(collectives), outcome = work->outcome(), name,
-                    device, group = group_] {
-      sleep_us(delays().collective_us);
+                    device, size_us, group = group_] {
+      sleep_us(delays().collective_us + size_us);
       try {
         run_collectives(its);
       } catch (const std::exception& error) {

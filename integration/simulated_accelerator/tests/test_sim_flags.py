@@ -148,6 +148,8 @@ def delayed():
 
 
 def test_delays_of_the_settings_are_armed():
-    settings = Settings(op_delay_us=1, copy_delay_us=2, collective_delay_us=3)
+    settings = Settings(
+        op_delay_us=1, copy_delay_us=2, collective_delay_us=3, collective_us_per_mib=4
+    )
     ended = testing.run_child(delayed, settings=settings)
-    assert (ended.result, ended.error) == ((1, 2, 3), "")
+    assert (ended.result, ended.error) == ((1, 2, 3, 4), "")

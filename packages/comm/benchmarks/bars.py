@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import ddp
+import device_buckets
 import gpu
 import links
 import nccl_tuner
@@ -37,6 +38,11 @@ TABLE = [
     ("engine-call", "<= 1.5 x Gloo's, until its end", calls),
     *schedules.BARS,
     *nccl_tuner.BARS,
+    (
+        "device-buckets",
+        "<= 1.05 x a sweep's best, <= 1.01 x stock, in 30 steps",
+        device_buckets.device_buckets,
+    ),
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

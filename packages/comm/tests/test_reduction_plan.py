@@ -1,6 +1,7 @@
 """The model ranks plans, and trials decide between them."""
 
 import random
+from functools import partial
 
 import pytest
 
@@ -127,16 +128,17 @@ def test_useful_streams_are_those_that_could_fill_the_port(flow, port, streams):
 
 
 def test_merged_keeps_all_bytes():
-    parts = merged(ready(num=7, size=3), 7)
+    parts = merged(ready(num=7, size=3), lambda _: 7)
     assert sum(part.size_bytes for part in parts) == 21
     assert [part.size_bytes for part in parts] == [9, 9, 3]
-    assert merged([], 7) == []
+    assert merged([], lambda _: 7) == []
 
 
 def test_span_of_one_large_bucket_has_no_overlap():
     load = load_of_algorithm("hierarchical-direct", TWO_BY_FOUR)
-    small = span_s(ready(), 4 * MB, load, network(), 1)
-    large = span_s(ready(), 1 << 40, load, network(), 1)
+    cost = partial(cost_of, load, network(), 1)
+    small = span_s(merged(ready(), lambda _: 4 * MB), cost)
+    large = span_s(merged(ready(), lambda _: 1 << 40), cost)
     assert large > small + 0.3
 
 

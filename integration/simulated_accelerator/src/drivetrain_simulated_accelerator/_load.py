@@ -140,7 +140,10 @@ def _register(library: Path, settings: Settings) -> None:
         settings.poison,
     )
     native.set_delays(
-        settings.op_delay_us, settings.copy_delay_us, settings.collective_delay_us
+        settings.op_delay_us,
+        settings.copy_delay_us,
+        settings.collective_delay_us,
+        settings.collective_us_per_mib,
     )
     native.register_hooks()
     native.register_ops_with_composites()

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 MAX_DEVICES = 16
 _MIN_MEMORY_BYTES = 1 << 20
+_DELAYS = (
+    "op_delay_us",
+    "copy_delay_us",
+    "collective_delay_us",
+    "collective_us_per_mib",
+)
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FLAGS = {
     **dict.fromkeys(("yes", "on", "true", "1"), True),
@@ -37,6 +43,7 @@ class Settings:
         op_delay_us: How long each op takes in addition, in microseconds.
         copy_delay_us: Likewise for a copy between host and device, or two devices.
         collective_delay_us: Likewise for a collective.
+        collective_us_per_mib: Likewise for each MiB of its tensors, in microseconds.
 
     Raises:
         SimulatedAcceleratorSettingsError: A value is out of its range.
@@ -60,12 +67,13 @@ class Settings:
     op_delay_us: int = 0
     copy_delay_us: int = 0
     collective_delay_us: int = 0
+    collective_us_per_mib: int = 0
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
         _check("devices", self.devices, 1, MAX_DEVICES)
         _check("memory_bytes", self.memory_bytes, _MIN_MEMORY_BYTES, 1 << 42)
-        for name in ("op_delay_us", "copy_delay_us", "collective_delay_us"):
+        for name in _DELAYS:
             _check(name, getattr(self, name), 0, 3_600_000_000)
 
     @classmethod
@@ -151,7 +159,5 @@ _READERS: dict[str, Callable[[str, str], int]] = {
     "graphs": _read_flag,
     "readable": _read_flag,
     "poison": _read_flag,
-    "op_delay_us": _read_number,
-    "copy_delay_us": _read_number,
-    "collective_delay_us": _read_number,
+    **dict.fromkeys(_DELAYS, _read_number),
 }

@@ -46,6 +46,7 @@ def delays(
     op_us: int | None = None,
     copy_us: int | None = None,
     collective_us: int | None = None,
+    collective_us_per_mib: int | None = None,
 ) -> Iterator[None]:
     """Makes the device slower in this process for a while.
 
@@ -56,10 +57,11 @@ def delays(
         op_us: How long each op takes in addition, in microseconds; None changes nothing.
         copy_us: Likewise for a copy between host and device, or two devices.
         collective_us: Likewise for a collective.
+        collective_us_per_mib: Likewise for each MiB of its tensors.
     """
     native = _native()
     before = native.get_delays()
-    wanted = (op_us, copy_us, collective_us)
+    wanted = (op_us, copy_us, collective_us, collective_us_per_mib)
     now = (b if w is None else w for b, w in zip(before, wanted, strict=True))
     native.set_delays(*now)
     try:

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import _register_comm_hook
 from drivetrain_comm.backend._process_group import TunedProcessGroup
 from drivetrain_comm.ddp._compress import Cast, Exact
 from drivetrain_comm.ddp._fusion import Fusion, merge_buckets, require_exact
+from drivetrain_comm.ddp._on_device import DeviceFusion
 from drivetrain_comm.ddp._powersgd import PowerSGD
 from drivetrain_comm.selection._choice import STOCK
 
@@ -45,7 +46,7 @@ def bucket_cap_mb(
     ):
         return None
     parameters = [p for p in module.parameters() if p.requires_grad]
-    if any(p.device.type != "cpu" for p in parameters):
+    if len({p.device for p in parameters}) > 1:
         return None
     total_mb = sum(p.nbytes for p in parameters) / (1 << 20)
     return min(max(total_mb / _NUM_BUCKETS, _LEAST_MB), _MOST_MB)
@@ -57,9 +58,13 @@ def attach(ddp: Any) -> Fusion | None:
     if not _is_tuned(group):
         return None
     parameters = [p for p in ddp.module.parameters() if p.requires_grad]
+    devices = {parameter.device for parameter in parameters}
+    is_on_cpu = all(device.type == "cpu" for device in devices)
     obstacle = ""
-    if any(p.device.type != "cpu" for p in parameters):
+    if not is_on_cpu and group.settings.compression != "none":
         obstacle = "the module is not on the CPU"
+    elif len(devices) > 1:
+        obstacle = "the module is on several devices"
     elif ddp.mixed_precision is not None:
         obstacle = "the module has a communication hook of its own"
     elif group.settings.algorithm == STOCK:
@@ -67,7 +72,8 @@ def attach(ddp: Any) -> Fusion | None:
     if obstacle:
         require_exact(group, obstacle)
         return None
-    fusion = Fusion(ddp, group, _COMPRESSORS[group.settings.compression])
+    kind = Fusion if is_on_cpu else DeviceFusion
+    fusion = kind(ddp, group, _COMPRESSORS[group.settings.compression])
     _register_comm_hook(ddp.reducer, fusion, merge_buckets)
     return fusion
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from drivetrain_comm.ddp import _cache
 from drivetrain_comm.ddp._predict import Bucket
@@ -66,6 +66,8 @@ class DdpTuner:
         trial: The last trial, with all that it measured; None before.
     """
 
+    _rounds: ClassVar[dict[str, Any]] = {}
+
     def __init__(self, group: TunedProcessGroup) -> None:
         """Measures the network, which takes a fraction of a second."""
         self._group = group
@@ -82,7 +84,7 @@ class DdpTuner:
 
     def _run(self) -> Generator[ReductionPlan, StepRecord, None]:
         while True:
-            self._group.measure_network()
+            self._measure()
             cold = self._cold()
             if not self._group.settings.tune:
                 self.phase = "committed"
@@ -107,18 +109,25 @@ class DdpTuner:
             self._say("as in an earlier run")
             return
         self.phase = "trial"
-        self.trial = Trial(plans=[plan for plan, _ in self.predicted])
+        plans = [plan for plan, _ in self.predicted]
+        self.trial = Trial(plans=plans, **self._rounds)
         while self.trial.winner is None:
             spans = []
             for plan in self.trial.next_steps():
                 record = yield plan
                 spans.append(record.span_s)
-            self.trial.record(self._group.agree_on_most(spans))
+            self.trial.record(self._agree(spans))
         self._keep(self.trial, records[-1].sizes)
         settings = self._group.settings
         given = settings.schedule or settings.algorithm
         more = ", of which only the size of buckets was open" if given else ""
         self._say(f"the fastest of those tried{more}")
+
+    def _measure(self) -> None:
+        self._group.measure_network()
+
+    def _agree(self, values: Sequence[float]) -> list[float]:
+        return self._group.agree_on_most(values)
 
     def _predict(self, buckets: list[Bucket]) -> list[tuple[ReductionPlan, float]]:
         group = self._group
@@ -142,7 +151,7 @@ class DdpTuner:
             while len(records) < _WATCHED:
                 records.append((yield winner))
             median = statistics.median(record.span_s for record in records)
-            (now,) = self._group.agree_on_most([median])
+            (now,) = self._agree([median])
             usual = usual or now
             num_slow = num_slow + 1 if now > usual * _TOO_SLOW else 0
         self._may_recall = False
@@ -188,7 +197,7 @@ class DdpTuner:
             min(bucket.ready_s for bucket in column)
             for column in zip(*same, strict=True)
         ]
-        agreed = self._group.agree_on_most(ready)
+        agreed = self._agree(ready)
         return [
             Bucket(ready_s=at, size_bytes=bucket.size_bytes)
             for at, bucket in zip(agreed, last, strict=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
     from drivetrain_comm.backend._process_group import TunedProcessGroup
-    from drivetrain_comm.ddp._compress import Compressor, Outcome, Part
+    from drivetrain_comm.ddp._compress import Compressor, Part
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,12 @@ class Fusion:
         self.work: Any = None
         self.tuner: DdpTuner | None = None
         self._is_left = False
-        self.compressor: Compressor
+        self.compressor: Any
         self._waiting: list[Part] = []
-        self._began_s = 0.0
-        self._buckets: list[Bucket] = []
-        self._last: Outcome | None = None
+        self._began: Any = None
+        self._buckets: list[tuple[Any, int]] = []
+        self._num_sent = 0
+        self._last: Any = None
 
     def take(self, bucket: GradBucket) -> AnyFuture:
         """Takes a bucket; the future holds its average over all ranks."""
@@ -91,16 +92,16 @@ class Fusion:
             self._flush()
             return allreduce_hook(self.group, bucket)
         part = self.compressor.accept(bucket)
-        ready_s = time.monotonic() - self._began_s
-        self._buckets.append(Bucket(ready_s=ready_s, size_bytes=part.size_bytes))
+        self._buckets.append((self._mark(), part.size_bytes))
         if self._waiting and self._waiting[0].buffer.dtype != part.buffer.dtype:
             self._flush()
         self._waiting.append(part)
         size_bytes = sum(one.size_bytes for one in self._waiting)
         assert self.tuner is not None
-        if size_bytes >= self.tuner.plan.bucket_bytes or bucket.is_last():
+        if size_bytes >= self.tuner.plan.limit(self._num_sent) or bucket.is_last():
             self._flush()
-        return part.future.then(torch.futures.Future.value)
+        done: AnyFuture = part.future.then(torch.futures.Future.value)
+        return done
 
     def give_way(
         self, state: Any, hook: Callable[[Any, GradBucket], AnyFuture]
@@ -127,7 +128,8 @@ class Fusion:
         if bucket.index() == 0:
             require_exact(self.group, "ranks join, and the average is of those left")
         # Not in the dtype of the bucket, in which 257 may be no number.
-        count = torch.tensor([float(torch._C._current_graph_task_id() >= 0)])
+        active = float(torch._C._current_graph_task_id() >= 0)
+        count = torch.tensor([active], device=bucket.buffer().device)
         counted = self.group.allreduce([count])
         work = self.group.allreduce([bucket.buffer()])
 
@@ -141,11 +143,26 @@ class Fusion:
     def _begin_step(self) -> None:
         assert self.tuner is not None
         self._waiting = []
-        if self._last is not None and self._last.wait(0.0) == "":
-            span_s = self._last.ended_at_s() - self._began_s
-            self.tuner.advance(StepRecord(buckets=tuple(self._buckets), span_s=span_s))
-        self._buckets = []
-        self._began_s = time.monotonic()
+        record = self._record()
+        if record is not None:
+            self.tuner.advance(record)
+        self._buckets, self._num_sent = [], 0
+        self._began = self._mark()
+
+    def _mark(self) -> Any:
+        """Returns this moment."""
+        return time.monotonic()
+
+    def _record(self) -> StepRecord | None:
+        """Returns what the last step was like, if that is known."""
+        if self._last is None or self._last.wait(0.0) != "":
+            return None
+        buckets = [
+            Bucket(ready_s=at_s - self._began, size_bytes=size_bytes)
+            for at_s, size_bytes in self._buckets
+        ]
+        span_s = self._last.ended_at_s() - self._began
+        return StepRecord(buckets=tuple(buckets), span_s=span_s)
 
     def _flush(self) -> None:
         assert self.tuner is not None
@@ -153,6 +170,7 @@ class Fusion:
             waiting, self._waiting = self._waiting, []
             show(self.group.name(), waiting[-1].future)
             self._last = self.compressor.reduce(waiting, self.tuner.plan.choice)
+            self._num_sent += 1
 
 
 def require_exact(group: TunedProcessGroup, obstacle: str) -> None:
