@@ -24,8 +24,7 @@ from drivetrain_fabric.adviser import (
 )
 from drivetrain_fabric.adviser._collisions import expected_paths, queue_pairs
 from drivetrain_fabric.adviser._rules._sockets import threads_and_sockets
-from drivetrain_fabric.adviser._table import NUMBERS, TORCH
-from drivetrain_fabric.adviser._versions import is_known, wrong_value
+from drivetrain_fabric.adviser._versions import settings_of, wrong_value
 from drivetrain_fabric.topology import Nic, PciSlot, RdmaPort
 
 few = st.integers(1, 6)
@@ -112,8 +111,7 @@ adapters = st.builds(
     trust=st.sampled_from([None, "pcp", "dscp"]),
 )
 NAMES = [
-    *(name for name, *_ in NUMBERS),
-    *(name for name, *_ in TORCH),
+    *(name for name, one in settings_of((2, 32)).items() if one.kind == "number"),
     "NCCL_CHUNK_SIZE",
     "NCCL_IB_HCA",
     "NCCL_MAX_P2P_NCHANNELS",
@@ -204,7 +202,7 @@ def test_advice_is_known_to_the_version_and_has_a_right_value(known):
         assert one.because
         assert one.source
         if one.scope == "env" and one.value is not None:
-            assert is_known(one.setting, known.nccl)
+            assert one.setting in settings_of(known.nccl)
             assert wrong_value(one.setting, one.value, known.nccl) is None
 
 

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 from drivetrain_fabric.adviser._advice import Advice, Gap, Problem
 from drivetrain_fabric.adviser._check import check_settings
 from drivetrain_fabric.adviser._rules import RULES
-from drivetrain_fabric.adviser._versions import find_setting, is_known, version_text
+from drivetrain_fabric.adviser._versions import (
+    release_of,
+    settings_of,
+    span_of,
+    version_text,
+)
 
 if TYPE_CHECKING:
     from drivetrain_fabric.adviser._facts import Facts
@@ -49,8 +54,13 @@ def advise(facts: Facts) -> Report:
         [('NCCL_CHUNK_SIZE', None, 'bad')]
     """
     said = [one for rule in RULES for one in rule(facts)]
-    advice = [_dated(one) for one in said if isinstance(one, Advice)]
-    usable = [one for one in advice if _is_usable(one, facts)]
+    known = settings_of(facts.nccl)
+    usable = [
+        _dated(one, facts)
+        for one in said
+        if isinstance(one, Advice)
+        and (one.scope != "env" or one.value is None or one.setting in known)
+    ]
     names = [one.setting for one in usable]
     assert len(set(names)) == len(names), f"two rules have one setting: {names}"
     gaps = [one for one in said if isinstance(one, Gap)]
@@ -66,8 +76,10 @@ def advise(facts: Facts) -> Report:
         for where, text in facts.unreadable
     ]
     how = "assumed, as " if facts.is_nccl_assumed else ""
+    version, release = version_text(facts.nccl), version_text(release_of(facts.nccl))
+    by = "" if version == release else f", by the settings of {release}"
     return Report(
-        nccl=f"NCCL {version_text(facts.nccl)} ({how}{facts.nccl_from})",
+        nccl=f"NCCL {version} ({how}{facts.nccl_from}{by})",
         transport=facts.transport or "not known",
         advice=tuple(sorted(usable, key=lambda one: _URGENCY.index(one.level))),
         problems=check_settings(facts),
@@ -75,15 +87,11 @@ def advise(facts: Facts) -> Report:
     )
 
 
-def _dated(one: Advice) -> Advice:
-    """Returns the advice with the versions of NCCL that know its setting."""
-    setting = find_setting(one.setting) if one.scope == "env" else None
-    if setting is None or not one.setting.startswith("NCCL_"):
+def _dated(one: Advice, facts: Facts) -> Advice:
+    """Returns the advice with the releases that know its setting, and where they do."""
+    span = span_of(one.setting) if one.scope == "env" else None
+    known = settings_of(facts.nccl).get(one.setting)
+    if span is None or known is None:
         return one
-    return replace(one, since=setting.since, until=setting.until)
-
-
-def _is_usable(one: Advice, facts: Facts) -> bool:
-    if one.scope != "env" or one.value is None:
-        return True
-    return is_known(one.setting, facts.nccl)
+    source = f"{one.source}; NCCL {version_text(release_of(facts.nccl))}, {known.line}"
+    return replace(one, since=span[0], until=span[1], source=source)

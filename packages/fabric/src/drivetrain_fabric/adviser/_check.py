@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 from drivetrain_fabric.adviser._advice import Problem
 from drivetrain_fabric.adviser._versions import (
-    find_setting,
+    instead_of,
     is_foreign,
-    is_known,
     nearest_name,
+    parse_version,
+    release_of,
+    settings_of,
+    span_of,
     version_text,
     wrong_value,
 )
@@ -61,35 +64,29 @@ def _bad_line(where: str, text: str) -> Problem:
 
 
 def _check_one(one: Assignment, facts: Facts) -> Problem | None:
-    version = version_text(facts.nccl)
-    known = find_setting(one.name)
+    known = settings_of(facts.nccl).get(one.name)
     if known is None:
         return None if is_foreign(one.name) else _unknown(one, facts)
-    if not is_known(one.name, facts.nccl):
-        if known.until.startswith("torch"):
-            because = f"torch calls it {known.instead} since {known.until}"
-        elif known.until and facts.nccl >= _numbers(known.until):
-            because = f"NCCL dropped it in {known.until}, and this is {version}"
-        else:
-            because = f"NCCL has it since {known.since}, and this is {version}"
-        fix = f"set {known.instead}" if known.instead else "leave it out"
-        return _problem(one, because, fix)
     wrong = wrong_value(one.name, one.value, facts.nccl)
-    return None if wrong is None else _problem(one, wrong, "correct it")
+    because = f"{wrong} ({version_text(release_of(facts.nccl))}, {known.line})"
+    return None if wrong is None else _problem(one, because, "correct it")
 
 
 def _unknown(one: Assignment, facts: Facts) -> Problem:
-    near = nearest_name(one.name, facts.nccl)
     reader = one.name.split("_", maxsplit=1)[0]
-    who = {"NCCL": "no manual of NCCL to 2.32", "GLOO": "no source of Gloo"}
-    because = f"{who.get(reader, 'no source of torch 2.13')} knows it"
+    span, instead = span_of(one.name), instead_of(one.name)
+    whose = {"TORCH": "torch 2.13", "GLOO": "Gloo"}.get(reader)
+    because = f"not known to {whose or f'NCCL {version_text(facts.nccl)}'}"
+    if span is not None and span[1] and facts.nccl >= parse_version(span[1]):
+        because += f": its source has it no more since {span[1]}"
+    elif span is not None:
+        because += f": its source has it since {span[0]}"
+    elif instead and instead.startswith("TORCH"):
+        because += ": torch calls it so since torch 2.2"
+    near = None if span or instead else nearest_name(one.name, facts.nccl)
     fix = f"did you mean {near}?" if near else "leave it out, unless a plug-in asks"
-    return _problem(one, because, fix)
+    return _problem(one, because, f"set {instead}" if instead else fix)
 
 
 def _problem(one: Assignment, because: str, fix: str) -> Problem:
     return Problem(name=one.name, where=one.where, because=because, fix=fix)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split("."))

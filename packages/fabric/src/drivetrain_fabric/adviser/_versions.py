@@ -1,49 +1,32 @@
-"""Looks settings up by the version of NCCL: are they known, what may they be."""
+"""Looks settings up by the version of NCCL: are they known, what may they be.
+
+The folder `nccl` has a file for each release with what its source reads, and where.
+"""
 
 from __future__ import annotations
 
 import difflib
 import functools
+import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
-from drivetrain_fabric.adviser import _table
 from drivetrain_fabric.adviser._errors import AdviserError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-# A decimal number, or an octal one; hexadecimal ones are right or not there at all.
-_C_NUMBER = re.compile(r"[+-]?(0[0-7]*|[1-9][0-9]*)")
-# Larger ones are out of every range; int() refuses those with thousands of digits.
-_LONG = re.compile(r"[+-]?[1-9][0-9]{30,}")
-_MOST_OF_C = 2**63 - 1
+# What `strtoll` reads with base 0: hexadecimal, octal or decimal digits.
+_C_NUMBER = re.compile(
+    r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))", re.ASCII
+)
+_VERSION = re.compile(r"(2(?:\.[0-9]{1,9}){1,2})(?:[+-].*)?")
+_C_LIMITS = -(2**63), 2**63 - 1
 _MOST_SHOWN = 60
-# What the CUDA build of a torch release asks for, and the oldest that we support.
-_PINNED = {
-    (2, 11): (2, 28, 9),
-    (2, 12): (2, 29, 7),
-    (2, 13): (2, 29, 7),
-    (2, 14): (2, 30, 7),
-    (2, 15): (2, 30, 7),
-}
-# Of NCCL's plug-ins, containers and forks: theirs to explain.
-_FOREIGN = (
-    "NCCL_FASTRAK_",
-    "NCCL_GIN_",
-    "NCCL_GPUDIRECTTCPX_",
-    "NCCL_INSPECTOR_",
-    "NCCL_PROFILE_",
-    "NCCL_TUNER_CONFIG_",
-    "NCCL_VERSION",
-)
-_RENAMED_BY_TORCH = (
-    "NCCL_ASYNC_ERROR_HANDLING",
-    "NCCL_BLOCKING_WAIT",
-    "NCCL_DESYNC_DEBUG",
-    "NCCL_ENABLE_TIMING",
-)
+_FOLDER = files("drivetrain_fabric.adviser")
+_HAND: dict[str, Any] = json.loads(_FOLDER.joinpath("settings.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,54 +34,22 @@ class Setting:
     """A variable that NCCL, torch or Gloo reads.
 
     Args:
-        name: The variable.
-        since: The first version of NCCL with it; empty if it is older than the marks of
-            the manual, or not NCCL's.
-        until: The first version without it; empty if there is none.
-        instead: What took its place.
-        least: The least number it may be; None if it is no number.
-        most: The largest one.
-        choices: The words it may be; empty if it may be any.
-        is_in_manual: Whether the manual describes it.
+        kind: `number`, `flag`, `level`, `list`, `words`, or `text` if anything will do.
+        line: Where the source reads it: the file and the line.
+        default: What it is if it is not set; None where that is not written down.
+        range: The least and the largest number that it may be.
+        words: What it, or what is in its list, may be; empty if it may be anything.
+        exact: Whether the case of a word counts.
+        strict: Whether NCCL does not start with a list that it does not understand.
     """
 
-    name: str
-    since: str = ""
-    until: str = ""
-    instead: str | None = None
-    least: int | None = None
-    most: int | None = None
-    choices: tuple[str, ...] = ()
-    is_in_manual: bool = True
-
-
-@functools.cache
-def _settings() -> dict[str, Setting]:
-    found = [
-        Setting(name=name, since=since, least=least, most=most)
-        for name, since, least, most in _table.NUMBERS
-    ]
-    found += [
-        Setting(name=name, since=since, choices=tuple(choices))
-        for name, since, choices in _table.CHOICES
-    ]
-    found += [Setting(name=name, since=since) for name, since in _table.TEXTS]
-    found += [
-        Setting(name=name, since=since, until=until, is_in_manual=False)
-        for name, since, until in _table.SOURCE_ONLY
-    ]
-    found += [
-        Setting(name=name, since=since, until=until, instead=instead)
-        for name, (since, until, instead) in _table.REMOVED.items()
-    ]
-    found += [
-        Setting(name=name, least=least, most=most) for name, least, most in _table.TORCH
-    ]
-    found += [
-        Setting(name=name, until="torch 2.2", instead=f"TORCH_{name}")
-        for name in _RENAMED_BY_TORCH
-    ]
-    return {one.name: one for one in found}
+    kind: str
+    line: str
+    default: str | None = None
+    range: Sequence[int] = _C_LIMITS
+    words: Sequence[str] = ()
+    exact: bool = False
+    strict: bool = False
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -114,17 +65,11 @@ def parse_version(text: str) -> tuple[int, ...]:
         >>> parse_version("2.29.7+cuda13.0")
         (2, 29, 7)
     """
-    words = text.strip().split("+")[0].split("-")[0].split(".")
-    if not 2 <= len(words) <= 3 or not all(map(_is_part, words)):
-        message = (
-            f"a version of NCCL is three numbers such as 2.29.7, got {_shown(text)}"
-        )
+    match = _VERSION.fullmatch(text.strip())
+    if match is None:
+        message = f"a version of NCCL 2 is numbers such as 2.29.7, got {_shown(text)}"
         raise AdviserError(message)
-    version = tuple(int(word) for word in words)
-    if version[0] != 2:
-        message = f"NCCL 2 is known here, got the version {_shown(text)}"
-        raise AdviserError(message)
-    return version
+    return _parts(match[1])
 
 
 def version_text(version: tuple[int, ...]) -> str:
@@ -147,44 +92,89 @@ def assumed_version(torch: str | None) -> tuple[tuple[int, ...], str]:
         >>> assumed_version("2.13.0+cpu")
         ((2, 29, 7), 'torch 2.13 for CUDA asks for it')
     """
-    words = (torch or "").split(".")
-    if len(words) >= 2 and _is_part(words[0]) and _is_part(words[1]):
-        release = int(words[0]), int(words[1])
-        if release in _PINNED:
-            return _PINNED[release], f"torch {words[0]}.{words[1]} for CUDA asks for it"
-    return _PINNED[2, 11], "the oldest torch that is supported asks for it"
+    # What the CUDA build of each torch release asks for, the oldest first.
+    pinned: dict[str, str] = _HAND["pinned"]
+    release = ".".join((torch or "").split(".")[:2])
+    if release in pinned:
+        return parse_version(pinned[release]), f"torch {release} for CUDA asks for it"
+    oldest = next(iter(pinned.values()))
+    return parse_version(oldest), "the oldest torch that is supported asks for it"
 
 
-def find_setting(name: str) -> Setting | None:
-    """Returns what is known of a variable, of whatever version; None if nothing is.
+@functools.cache
+def _releases() -> tuple[tuple[int, ...], ...]:
+    """Returns the versions with a file, the oldest first."""
+    names = (file.name for file in _FOLDER.joinpath("nccl").iterdir())
+    return tuple(sorted(_parts(n[:-5]) for n in names if n.endswith(".json")))
+
+
+@functools.cache
+def _read(release: tuple[int, ...]) -> dict[str, Setting]:
+    """Returns what the file of a release says."""
+    file = _FOLDER.joinpath("nccl", f"{version_text(release)}.json")
+    said = json.loads(file.read_text("utf-8"))
+    base = _read(_parts(said["base"])) if "base" in said else {}
+    return base | {name: Setting(**row) for name, row in said["variables"].items()}
+
+
+def release_of(version: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the release to go by: the version, or the nearest older one with a file.
+
+    Args:
+        version: Of NCCL; two numbers stand for the last release that begins so.
+
+    Example:
+        >>> release_of((2, 29, 7)), release_of((2, 29, 6)), release_of((2, 29))
+        ((2, 29, 7), (2, 29, 3), (2, 29, 7))
+    """
+    older = [one for one in _releases() if one[: len(version)] <= version]
+    return older[-1] if older else _releases()[0]
+
+
+@functools.cache
+def settings_of(version: tuple[int, ...]) -> Mapping[str, Setting]:
+    """Returns the variables that a version of NCCL, torch and Gloo read.
+
+    Args:
+        version: Of NCCL.
+
+    Example:
+        >>> one = settings_of((2, 29, 7))["NCCL_IB_TIMEOUT"]
+        >>> one.default, one.line
+        ('20', 'src/transport/net_ib/connect.cc:15')
+    """
+    torch = {name: Setting(**row) for name, row in _HAND["torch"].items()}
+    return _read(release_of(version)) | torch
+
+
+@functools.cache
+def span_of(name: str) -> tuple[str, str] | None:
+    """Returns the first release of NCCL with a variable, and the first without it.
 
     Args:
         name: The variable.
 
-    Example:
-        >>> find_setting("NCCL_IB_SPLIT_DATA_ON_QPS").since
-        '2.18'
-    """
-    return _settings().get(name)
-
-
-def is_known(name: str, version: tuple[int, ...]) -> bool:
-    """Returns whether a version of NCCL reads a variable.
-
-    Args:
-        name: The variable; those of torch and Gloo are known to all versions.
-        version: Of NCCL.
+    Returns:
+        None if no release has it; an empty text for what is older than all files, or
+        has no end.
 
     Example:
-        >>> is_known("NCCL_IB_SPLIT_DATA_ON_QPS", (2, 17, 1))
-        False
+        >>> span_of("NCCL_IB_SPLIT_DATA_ON_QPS"), span_of("NCCL_PROXY_PROFILE")
+        (('2.18.1', ''), ('2.12.7', '2.23.4'))
     """
-    one = find_setting(name)
-    if one is None or one.until.startswith("torch"):
-        return False
-    if one.since and version < _parse(one.since):
-        return False
-    return not one.until or version < _parse(one.until)
+    every = _releases()
+    having = [at for at, one in enumerate(every) if name in _read(one)]
+    if not having:
+        return None
+    since = version_text(every[having[0]]) if having[0] else ""
+    until = every[having[-1] + 1 : having[-1] + 2]
+    return since, version_text(until[0]) if until else ""
+
+
+def instead_of(name: str) -> str | None:
+    """Returns what took the place of a variable, or None."""
+    instead: dict[str, str] = _HAND["instead"]
+    return instead.get(name)
 
 
 def default_of(name: str, version: tuple[int, ...]) -> str | None:
@@ -195,15 +185,11 @@ def default_of(name: str, version: tuple[int, ...]) -> str | None:
         version: Of NCCL.
 
     Example:
-        >>> [default_of("NCCL_IB_TIMEOUT", (2, minor, 0)) for minor in (13, 14, 23)]
+        >>> [default_of("NCCL_IB_TIMEOUT", (2, minor)) for minor in (13, 14, 23)]
         ['14', '18', '20']
     """
-    known = [
-        value
-        for since, value in _table.DEFAULTS.get(name, ())
-        if not since or version >= _parse(since)
-    ]
-    return known[-1] if known else None
+    one = settings_of(version).get(name)
+    return one.default if one is not None else None
 
 
 def nearest_name(name: str, version: tuple[int, ...]) -> str | None:
@@ -217,27 +203,14 @@ def nearest_name(name: str, version: tuple[int, ...]) -> str | None:
         >>> nearest_name("NCCL_SOCKET_NSOCKS_PERTHREAD", (2, 29, 7))
         'NCCL_NSOCKS_PERTHREAD'
     """
-    known = [other for other in _settings() if is_known(other, version)]
+    known = list(settings_of(version))
     near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.8)
     return near[0] if near else None
 
 
 def is_foreign(name: str) -> bool:
     """Returns whether a variable is read by plug-ins or containers, not NCCL itself."""
-    return name not in _settings() and name.startswith(_FOREIGN)
-
-
-def most_ctas(version: tuple[int, ...]) -> int:
-    """Returns the largest number of blocks that NCCL takes.
-
-    Args:
-        version: Of NCCL.
-
-    Example:
-        >>> most_ctas((2, 24, 3)), most_ctas((2, 25, 1))
-        (32, 64)
-    """
-    return 64 if version >= (2, 25) else 32
+    return span_of(name) is None and name.startswith(tuple(_HAND["foreign"]))
 
 
 def wrong_value(name: str, value: str, version: tuple[int, ...]) -> str | None:
@@ -254,64 +227,68 @@ def wrong_value(name: str, value: str, version: tuple[int, ...]) -> str | None:
         >>> wrong_value("NCCL_BUFFSIZE", "8M", (2, 29, 7))
         "it must be a number, got '8M': NCCL reads that as 8"
     """
-    one = find_setting(name)
+    one = settings_of(version).get(name)
     # Scripts undo a setting so: the default holds.
     if one is None or not value:
         return None
-    if name in _table.LISTS:
-        return _wrong_list(value, _table.LISTS[name])
+    if one.kind == "list":
+        return _wrong_list(value, one)
+    if one.kind == "number":
+        return _wrong_number(
+            value, one, "NCCL" if name.startswith("NCCL_") else "torch"
+        )
     # Numbers of levels are cut to what there is.
-    is_level = name.endswith("_LEVEL")
-    said = value if is_level or name.endswith("_FAMILY") else value.upper()
-    if is_level and value[0].isdecimal():
+    is_number = one.kind == "level" and value[0].isdecimal()
+    said = value if one.exact else value.upper()
+    if is_number or not one.words or said in one.words:
         return None
-    if one.choices and said not in one.choices:
-        hint = ": in upper case" if value.upper() in one.choices else ""
-        return f"it must be one of {', '.join(one.choices)}, got {_shown(value)}{hint}"
-    if one.least is None or one.most is None:
-        return None
-    try:
-        number = _whole(value)
-    except ValueError:
-        reader = "NCCL" if name.startswith("NCCL_") else "torch"
-        read = _as_c_reads(value)
-        seen = f": NCCL reads that as {read}" if reader == "NCCL" else ""
-        return f"it must be a number, got {_shown(value)}{seen}"
-    most = one.most
-    if name in ("NCCL_MAX_CTAS", "NCCL_MIN_CTAS"):
-        most = most_ctas(version)
-    if not one.least <= number <= most:
-        return f"it must be {one.least} to {most}, got {_cut(value)}"
-    digits = value.strip().lstrip("+-").lstrip("0")
-    if _is_octal(value) and digits and digits != str(abs(number)):
+    hint = ": in upper case" if value.upper() in one.words else ""
+    return f"it must be one of {', '.join(one.words)}, got {_shown(value)}{hint}"
+
+
+def _wrong_number(value: str, one: Setting, reader: str) -> str | None:
+    number, rest = _strtoll(value)
+    if rest:
+        # NCCL looks at errno: what 64 bits do not hold is as if it were not set.
+        is_held = _C_LIMITS[0] <= number <= _C_LIMITS[1]
+        seen = f": NCCL reads that as {number if is_held else 'its default'}"
+        said = f"it must be a number, got {_shown(value)}"
+        return f"{said}{seen if reader == 'NCCL' else ''}"
+    least, most = one.range
+    if not least <= number <= most:
+        return f"it must be {least} to {most}, got {_cut(value)}"
+    octal = re.fullmatch(r"[+-]?0+([1-9][0-9]*)", value.strip())
+    if octal is not None and octal[1] != str(abs(number)):
         return f"it begins with 0, so that NCCL reads {_shown(value)} as {number}"
     return None
 
 
-def _wrong_list(value: str, words: Sequence[str]) -> str | None:
+def _wrong_list(value: str, one: Setting) -> str | None:
     """Returns the word that NCCL does not know, as in `allreduce:ring;broadcast:^tree`."""
-    for part in value.split(";"):
-        for word in part.rpartition(":")[2].removeprefix("^").split(","):
-            if word and word.lower() not in map(str.lower, words):
-                known = ", ".join(words)
-                return f"NCCL does not start with {_shown(word)}: it knows {known}"
+    words = [word.lower() for word in one.words]
+    does = "does not start with" if one.strict else "passes over"
+    for part in value.split(";") if one.strict else [value]:
+        listed = part.rpartition(":")[2] if one.strict else part
+        for word in listed.removeprefix("^").split(","):
+            if word and word.lower() not in words:
+                known = ", ".join(one.words)
+                return f"NCCL {does} {_shown(word)}: it knows {known}"
     return None
 
 
-def _is_part(word: str) -> bool:
-    return word.isascii() and word.isdecimal() and len(word) <= 9
+def _strtoll(text: str) -> tuple[int, str]:
+    """Returns the number at the beginning of a text, as C reads it, and what follows."""
+    match = _C_NUMBER.match(text)
+    if match is None:
+        return 0, text
+    base = 16 if match[2] else 8 if match[3] else 10
+    # Some digits more than 64 bits hold are enough, and int() refuses thousands.
+    digits = (match[2] or match[3] or match[4]).lstrip("0")[:40]
+    return int(f"{match[1]}{digits or 0}", base), text[match.end() :].strip()
 
 
-def _whole(text: str) -> int:
-    """Returns the number that a text is as a whole; ValueError if it is none."""
-    if "_" in text or not text.isascii():
-        # Python's ways to write numbers, not those of C.
-        raise ValueError(text)
-    if _is_octal(text):
-        return int(text, 8)
-    if _LONG.fullmatch(text.strip()):
-        return -_MOST_OF_C if text.strip().startswith("-") else _MOST_OF_C
-    return int(text, 0)
+def _parts(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split("."))
 
 
 def _shown(text: str) -> str:
@@ -320,21 +297,3 @@ def _shown(text: str) -> str:
 
 def _cut(text: str) -> str:
     return f"{text[:_MOST_SHOWN]}..." if len(text) > _MOST_SHOWN else text
-
-
-def _is_octal(text: str) -> bool:
-    digits = text.strip().lstrip("+-")
-    return len(digits) > 1 and digits[0] == "0" and set(digits) <= set("01234567")
-
-
-def _as_c_reads(text: str) -> int:
-    """Returns what `strtoll` makes of a text that is no number as a whole."""
-    match = _C_NUMBER.match(text.strip())
-    digits = match[0] if match is not None else "0"
-    # What is too large is the largest number of C, not an error.
-    return max(-_MOST_OF_C - 1, min(_MOST_OF_C, _whole(digits)))
-
-
-@functools.cache
-def _parse(text: str) -> tuple[int, ...]:
-    return parse_version(text)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_fabric.adviser._rules._say import env
 from drivetrain_fabric.adviser._rules._sources import answer, manual
-from drivetrain_fabric.adviser._versions import most_ctas
+from drivetrain_fabric.adviser._versions import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
     from drivetrain_fabric.adviser._facts import Facts
 
-_RENAMED_SINCE = (2, 17)
 _MAX, _MIN = "NCCL_MAX_CTAS", "NCCL_MIN_CTAS"
 _OLD_MAX, _OLD_MIN = "NCCL_MAX_NCHANNELS", "NCCL_MIN_NCHANNELS"
 _OF_SENDS = "NCCL_MAX_P2P_NCHANNELS"
@@ -26,7 +25,7 @@ def advise_ctas(facts: Facts) -> list[Advice | Gap]:
     Args:
         facts: What is known.
     """
-    is_new = facts.nccl >= _RENAMED_SINCE
+    is_new = _MAX in settings_of(facts.nccl)
     most = _counting(facts, (_MAX, _OLD_MAX), min)
     # On eRDMA the least number is what Alibaba says.
     is_ours = facts.transport != "erdma"
@@ -58,7 +57,8 @@ def _counting(
     facts: Facts, names: tuple[str, str], pick: Callable[[list[int]], int]
 ) -> int | None:
     """Returns the limit that counts, of its new and its old name."""
-    known = names if facts.nccl >= _RENAMED_SINCE else names[1:]
-    values = [v for v in (facts.number_of(name) for name in known) if v and v > 0]
-    # The old name takes any number, where the new one has a most.
-    return min(most_ctas(facts.nccl), pick(values)) if values else None
+    settings = settings_of(facts.nccl)
+    numbers = (facts.number_of(name) for name in names if name in settings)
+    values = [number for number in numbers if number and number > 0]
+    # NCCL_MAX_NCHANNELS takes any number, where the others have a most.
+    return min(settings[_OLD_MIN].range[1], pick(values)) if values else None
