@@ -1,24 +1,19 @@
-"""Hosts that are not there, for tests: a /sys in a folder, and a driver without GPUs.
+"""Recorded hosts of this package's tests, with a driver that has no GPUs.
 
-A machine is one JSON file:
+A machine is one JSON file: what `drivetrain_testing.RecordedMachine` takes, and
 
-    name, nodes      {"0": {"cpulist": "0-3", "meminfo": "Node 0 MemTotal: 8 kB"}}
-    kinds            attributes by the name of a kind: {"gpu": {"class": "0x030200"}}
-    pci              [path below /sys/devices, kind, further attributes]
-    net              [name, address of its PCI device or folder, attributes]
-    infiniband       [name, address of its PCI device, ports by number]
+    name             what it is called
     nvml             {"gpus": [...]}, or the text of the error
-
-An attribute that is null cannot be read. `driver` is where a symbolic link leads.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from drivetrain_testing import RecordedMachine
 
 if TYPE_CHECKING:
     import os
@@ -31,15 +26,10 @@ class FakeNvmlError(Exception):
     """What a `FakeNvml` raises where the driver would."""
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A recorded host.
+class Machine(RecordedMachine):
+    """A recorded host, with its driver."""
 
-    Args:
-        facts: What its file holds.
-    """
-
-    facts: Mapping[str, Any]
+    __slots__ = ()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Machine:
@@ -59,72 +49,6 @@ class Machine:
     def nvml(self) -> FakeNvml:
         """Its driver."""
         return FakeNvml(self.facts.get("nvml", "Driver Not Loaded"))
-
-    def write_sysfs(self, root: Path) -> Path:
-        """Writes its /sys into a folder, and returns the folder.
-
-        Args:
-            root: The folder, empty or not there yet.
-        """
-        root.mkdir(parents=True, exist_ok=True)
-        for index, attributes in self.facts.get("nodes", {}).items():
-            _write(root / f"devices/system/node/node{index}", attributes)
-        kinds = self.facts.get("kinds", {})
-        for path, kind, attributes in self.facts.get("pci", ()):
-            folder = root / "devices" / path
-            _write(folder, kinds.get(kind, {}) | attributes)
-            _link(root / "bus/pci/devices" / folder.name, folder)
-        for name, device, attributes in self.facts.get("net", ()):
-            self._write_class(root, "net", name, device, attributes)
-        for name, device, ports in self.facts.get("infiniband", ()):
-            folder = self._write_class(root, "infiniband", name, device, {})
-            for number, attributes in ports.items():
-                port = folder / "ports" / number
-                gids = attributes.get("gids", ())
-                _write(port, {k: v for k, v in attributes.items() if k != "gids"})
-                _write(port / "gids", {str(i): gid for i, gid in enumerate(gids)})
-        return root
-
-    def _write_class(
-        self,
-        root: Path,
-        group: str,
-        name: str,
-        device: str | None,
-        attributes: Mapping[str, str | None],
-    ) -> Path:
-        if device is None:
-            folder = root / "devices/virtual" / group / name
-        else:
-            address = device.split("/", maxsplit=1)[0]
-            known = root / "bus/pci/devices" / address
-            above = known.resolve() if known.exists() else root / "devices" / address
-            above /= device[len(address) + 1 :]
-            folder = above / group / name
-        _write(folder, {k: v for k, v in attributes.items() if k != "driver"})
-        if device is not None:
-            _write(above, {k: v for k, v in attributes.items() if k == "driver"})
-            _link(folder / "device", above)
-        _link(root / "class" / group / name, folder)
-        return folder
-
-
-def _write(folder: Path, attributes: Mapping[str, str | None]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, value in attributes.items():
-        if name in ("driver", "physfn"):
-            target = folder.parent / f".{name}s" / str(value)
-            target.mkdir(parents=True, exist_ok=True)
-            _link(folder / name, target)
-        elif value is None:
-            (folder / name).mkdir()  # reading a folder fails like an I/O error
-        else:
-            (folder / name).write_text(f"{value}\n", encoding="utf-8")
-
-
-def _link(link: Path, target: Path) -> None:
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(target)
 
 
 class FakeNvml:

@@ -35,6 +35,7 @@ from drivetrain_testing._process_group import (
 from drivetrain_testing._processes import RankError as RankError
 from drivetrain_testing._processes import is_alive as is_alive
 from drivetrain_testing._processes import run_ranks as run_ranks
+from drivetrain_testing._recorded_machine import RecordedMachine as RecordedMachine
 from drivetrain_testing._triton_ahead import SHARED_MEMORY as SHARED_MEMORY
 from drivetrain_testing._triton_ahead import TritonCode as TritonCode
 from drivetrain_testing._triton_ahead import compile_apart as compile_apart
