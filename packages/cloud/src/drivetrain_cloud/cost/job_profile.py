@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from drivetrain_core import ProgramError
@@ -108,36 +110,10 @@ _USUAL = {
 }
 
 PROFILES: Mapping[str, JobProfile] = {
-    "resnet50": JobProfile(
-        name="resnet50",
-        batch_per_node=2048,
-        sample_s=1 / 20_000,
-        gradient_bytes=4 * 25.6e6,
-        save_s=2.0,
-        stall_s=0.2,
-        notes={
-            **_USUAL,
-            "sample_s": "assumed: 2,500 images/s on each of 8 GPUs",
-            "batch_per_node": "assumed: 256 on each of 8 GPUs",
-            "gradient_bytes": "25.6 million parameters of 4 bytes",
-            "save_s": "assumed: 0.2 GB at 0.1 GB/s",
-        },
-    ),
-    "bert-large": JobProfile(
-        name="bert-large",
-        batch_per_node=512,
-        sample_s=1 / 3_200,
-        gradient_bytes=4 * 340e6,
-        save_s=10.0,
-        stall_s=1.0,
-        notes={
-            **_USUAL,
-            "sample_s": "assumed: 400 sequences/s on each of 8 GPUs",
-            "batch_per_node": "assumed: 64 on each of 8 GPUs",
-            "gradient_bytes": "340 million parameters of 4 bytes",
-            "save_s": "assumed: 4 GB at 0.4 GB/s",
-        },
-    ),
+    name: JobProfile(**{**numbers, "name": name, "notes": _USUAL | numbers["notes"]})
+    for name, numbers in tomllib.loads(
+        files(__package__).joinpath("profiles.toml").read_text()
+    ).items()
 }
 """Jobs by name, on nodes of eight GPUs. Their numbers are assumptions of the right size,
 with a note each; replace them by what your own job measures."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from importlib.resources import files
 from typing import Any
 
 from drivetrain_cloud.goodput._checks import check_number, check_whole
@@ -126,67 +128,8 @@ _LLAMA3_INTERRUPTIONS = 419
 LLAMA3_MTBF_GPU_H = 54 * 24 * 16_384 / _LLAMA3_INTERRUPTIONS
 """The hours of one GPU between failures of Llama 3's training."""
 
-# The rows of that table by what they come to here. Which sign a row shows is our reading:
-# the table has causes only, and a network that fails is taken for one that hangs.
-_LLAMA3: tuple[tuple[float, str, FailureClass, str, dict[str, Any]], ...] = (
-    # Faulty GPU 148, HBM3 72, SRAM 19, system processor 17, thermal interface 6.
-    (262, "gpu", FailureClass.GPU_HARDWARE, "gpu-lost", {}),
-    # Software bug 54, dependency 2.
-    (56, "process", FailureClass.CRASH, "signal", {"cure": Action.RESTART_PROCESS}),
-    # Unplanned maintenance 32, power supply 3, SSD 3, chassis 2, IO board 2, CPU 2,
-    # system memory 2.
-    (
-        46,
-        "host",
-        FailureClass.NODE_LOST,
-        "node-lost",
-        {"sign": Sign.NODE_LOST, "is_host_lost": True},
-    ),
-    # Network switch or cable 35, NIC 7: 42, of which a new start cures three in four, as in
-    # DLRover's account of all faults (docs/blogs/flash_checkpoint.md), ...
-    (
-        0.75 * 42,
-        "flap",
-        FailureClass.INTERCONNECT,
-        "link-flapping",
-        {"sign": Sign.HANG, "cure": Action.RESTART_IN_PLACE},
-    ),
-    # ... and the rest needs another node.
-    (0.25 * 42, "link", FailureClass.INTERCONNECT, "link-down", {"sign": Sign.HANG}),
-    # NCCL watchdog time-outs.
-    (
-        7,
-        "hang",
-        FailureClass.HANG,
-        "no-progress",
-        {"sign": Sign.HANG, "cure": Action.RESTART_PROCESS},
-    ),
-    (
-        6,
-        "corruption",
-        FailureClass.CORRUPTION,
-        "silent-data-corruption",
-        {"sign": Sign.CORRUPTION},
-    ),
-    # In hundredths, for each 100 of the rest. ByteRobust (arXiv 2509.16293) counts 1% of its
-    # cases as a switch that takes 32 machines with it (section 8.2.1), ...
-    (
-        0.01 * _LLAMA3_INTERRUPTIONS,
-        "switch",
-        FailureClass.NODE_LOST,
-        "node-lost",
-        {"sign": Sign.NODE_LOST},
-    ),
-    # ... and 0.8% as a fall of the throughput (table 1); MegaScale's (arXiv 2402.15627)
-    # slow hosts took 10% longer (section 6.3).
-    (
-        0.008 * _LLAMA3_INTERRUPTIONS,
-        "slow",
-        FailureClass.STRAGGLER,
-        "slow-node",
-        {"sign": Sign.SLOW, "slowdown": 1.1},
-    ),
-)
+
+_KINDS: dict[str, Any] = {"failure_class": FailureClass, "sign": Sign, "cure": Action}
 
 
 def usual_failures(
@@ -212,14 +155,15 @@ def usual_failures(
     if mtbf_gpu_h == 0 or math.isinf(mtbf_gpu_h):
         message = f"mtbf_gpu_h must be more than 0 and finite, got {mtbf_gpu_h:g}"
         raise ProgramError(message)
+    text = files(__package__).joinpath("failures.toml").read_text()
     return tuple(
         FailureMode(
-            name=name,
-            failure_class=failure_class,
-            cause=cause,
-            mtbf_gpu_h=mtbf_gpu_h * _LLAMA3_INTERRUPTIONS / count,
-            num_nodes=nodes_per_switch if name == "switch" else 1,
-            **rest,
+            mtbf_gpu_h=mtbf_gpu_h * _LLAMA3_INTERRUPTIONS / mode.pop("count"),
+            num_nodes=nodes_per_switch if mode["name"] == "switch" else 1,
+            **{
+                name: _KINDS.get(name, type(value))(value)
+                for name, value in mode.items()
+            },
         )
-        for count, name, failure_class, cause, rest in _LLAMA3
+        for mode in tomllib.loads(text)["mode"]
     )

@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from drivetrain_core.extending import load_yaml
 from drivetrain_parallel.cost import Hardware, StepOptions, rank_meshes
 from drivetrain_parallel.simulate.clusters import load_cluster
 from drivetrain_parallel.simulate.published import Outcome, predict_row, published_rows
@@ -44,54 +46,10 @@ class AblationStep:
     note: str = ""
 
 
-ABLATION = (
-    AblationStep(name="base", measured=47.7, note="nothing overlapped"),
-    AblationStep(
-        name="parallel block",
-        measured=52.3,
-        model={"parallel_block": True},
-        note="one tensor-parallel reduction a block, one norm",
-    ),
-    AblationStep(
-        name="sliding window",
-        measured=53.3,
-        model={"window": 512},
-        note="fewer keys visited; the window is assumed",
-    ),
-    AblationStep(
-        name="tensor overlap",
-        measured=55.5,
-        options={"overlap_tensor": 0.9},
-        note="nine parts in ten hidden",
-    ),
-    AblationStep(
-        name="pipeline overlap",
-        measured=58.0,
-        options={"overlap_pipeline": 1.0},
-        note="messages hidden",
-    ),
-    AblationStep(
-        name="data overlap",
-        measured=59.5,
-        options={"overlap_data": 1.0},
-        note="hidden behind the last round",
-    ),
-    AblationStep(
-        name="kernels",
-        measured=61.2,
-        options={"fused_kernels": True},
-        note="fused norms and activations",
-    ),
-    AblationStep(
-        name="misc", measured=62.3, note="data loading and others: no such term"
-    ),
-    AblationStep(
-        name="LAMB, batch x3",
-        measured=65.3,
-        options={"global_batch": 768},
-        note="three times the micro-batches",
-    ),
-)
+_FILE = files("drivetrain_parallel.simulate") / "ablation.yaml"
+_PLAIN: Any = load_yaml(_FILE.read_text("utf-8"), "ablation.yaml")
+
+ABLATION = tuple(AblationStep(**step) for step in _PLAIN)
 """The steps, in their order."""
 
 
