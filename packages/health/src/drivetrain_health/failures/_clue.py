@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
+
+from drivetrain_health.failures._failure_class import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from drivetrain_health.failures._failure_class import FailureClass
 
 _MOST_CHARACTERS = 300
 # Of a line that is longer, its two ends are looked at.
@@ -63,6 +65,31 @@ class Sign(NamedTuple):
             self.blames_node,
             self.is_echo,
         )
+
+
+def read_signs(file: str, table: str) -> tuple[Sign, ...]:
+    """Returns the signs of a table of a file beside this one, in their order.
+
+    Args:
+        file: Its name.
+        table: Rows of it, with several patterns each.
+
+    Example:
+        >>> read_signs("kernel_signs.toml", "certain")[0].cause
+        'gpu-lost'
+    """
+    rows = tomllib.loads(files(__package__).joinpath(file).read_text())[table]
+    return tuple(
+        Sign(
+            pattern,
+            FailureClass(row["class"]),
+            row["cause"],
+            row.get("blames_node", not row.get("is_echo", False)),
+            row.get("is_echo", False),
+        )
+        for row in rows
+        for pattern in row["patterns"]
+    )
 
 
 def find_sign(lines: Sequence[str], signs: Iterable[Sign]) -> Clue | None:

@@ -6,15 +6,12 @@ The table is `output_signs.toml`, beside this file.
 from __future__ import annotations
 
 import re
-import tomllib
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import Sign
-from drivetrain_health.failures._failure_class import FailureClass
+from drivetrain_health.failures._clue import read_signs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 # What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
 _PASSING = re.compile(
@@ -24,17 +21,7 @@ _PASSING = re.compile(
 _CODE = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?)? {4}")
 
 
-def _read_signs() -> Iterator[Sign]:
-    text = files(__package__).joinpath("output_signs.toml").read_text()
-    for row in tomllib.loads(text)["sign"]:
-        is_echo = row.get("is_echo", False)
-        blames_node = row.get("blames_node", not is_echo)
-        failure_class = FailureClass(row["class"])
-        for pattern in row["patterns"]:
-            yield Sign(pattern, failure_class, row["cause"], blames_node, is_echo)
-
-
-OUTPUT_SIGNS = tuple(_read_signs())
+OUTPUT_SIGNS = read_signs("output_signs.toml", "sign")
 """What each line means."""
 
 

@@ -10,8 +10,10 @@ it comes again wherever it runs, and hardware that has failed is not tried again
 from __future__ import annotations
 
 import math
+import tomllib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib.resources import files
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,37 +51,13 @@ class Ladder(NamedTuple):
 
     in_place: int
     process: int
-    nodes: int | None
+    nodes: int | None = None
 
+
+_ROWS = tomllib.loads(files(__package__).joinpath("ladders.toml").read_text())
 
 LADDERS: Mapping[str, Ladder] = MappingProxyType(
-    {
-        FailureClass.GPU_HARDWARE: Ladder(0, 0, None),
-        FailureClass.NODE_HARDWARE: Ladder(0, 0, None),
-        FailureClass.NODE_LOST: Ladder(0, 0, None),
-        FailureClass.INTERCONNECT: Ladder(1, 1, None),
-        FailureClass.RENDEZVOUS: Ladder(1, 1, 2),
-        FailureClass.OUT_OF_MEMORY: Ladder(0, 2, 1),
-        FailureClass.STORAGE: Ladder(0, 1, 2),
-        FailureClass.PROGRAM: Ladder(0, 0, 0),
-        FailureClass.CRASH: Ladder(0, 1, 1),
-        FailureClass.KILLED: Ladder(0, 3, 2),
-        FailureClass.HANG: Ladder(0, 1, 2),
-        FailureClass.CORRUPTION: Ladder(0, 0, None),
-        FailureClass.STRAGGLER: Ladder(0, 0, None),
-        FailureClass.UNKNOWN: Ladder(0, 2, 1),
-        # Single causes for which something else helps than for the rest of their class.
-        "xid-94": Ladder(0, 1, None),
-        "gpu-unavailable": Ladder(0, 1, 2),
-        "out-of-memory-cuda": Ladder(0, 1, 0),
-        "shared-memory": Ladder(0, 1, 0),
-        "remote-store": Ladder(0, 5, 0),
-        "nfs-not-responding": Ladder(0, 5, 0),
-        "quota-exceeded": Ladder(0, 0, 0),
-        "checkpoint-damaged": Ladder(0, 0, 0),
-        "name-resolution": Ladder(0, 5, 0),
-        "interrupted": Ladder(0, 0, 0),
-    }
+    {name: Ladder(*row) for name, row in _ROWS.items()}
 )
 """How often each action is tried, by class or, where there is one, by cause."""
 
