@@ -450,3 +450,35 @@ def test_efa_without_its_plug_in():
     off = {"NCCL_NET_PLUGIN": "none"}
     assert said(advise_efa, facts(card, set_to=off)) == ({"NCCL_NET_PLUGIN": None}, [])
     assert advise_efa(facts(card)) == []
+
+
+@pytest.mark.parametrize(
+    ("set_to", "level", "says"),
+    [
+        ({HCA: "mlx5_0"}, "warn", "goes on with sockets"),
+        ({HCA: "=mlx5_0:1", "NCCL_NET": ""}, "warn", "NCCL_DEBUG=INFO"),
+        ({HCA: "mlx5_0", "NCCL_NET": "IB"}, "bad", "NCCL does not start"),
+        ({HCA: "=mlx5_0", "NCCL_NET": "ib"}, "bad", "NCCL does not start"),
+    ],
+)
+@pytest.mark.parametrize("host", [(ethernet(),), (rdma(state="DOWN"),)])
+def test_named_devices_where_none_is_up(host, set_to, level, says):
+    (found,) = advise_nics(facts(*host, set_to=set_to))
+    assert (found.setting, found.value, found.level) == (HCA, None, level)
+    assert says in found.because
+
+
+@pytest.mark.parametrize(
+    "set_to",
+    [
+        {},
+        {HCA: ""},
+        {HCA: "mlx5_0", "NCCL_NET": "Socket"},
+        {HCA: "mlx5_0", "NCCL_NET": "AWS Libfabric"},
+        {HCA: "mlx5_0", "NCCL_IB_DISABLE": "1"},
+        {HCA: "^mlx5_3"},
+    ],
+)
+def test_named_devices_that_nobody_asks_for(set_to):
+    assert advise_nics(facts(ethernet(), set_to=set_to)) == []
+    assert advise_nics(facts(set_to={HCA: "mlx5_0"})) == []

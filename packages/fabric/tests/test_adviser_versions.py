@@ -279,3 +279,48 @@ def test_advice_says_since_when():
 )
 def test_numbers_of_any_length_are_read_as_c_does(value, said):
     assert wrong_value("NCCL_IB_RETRY_CNT", value, (2, 29, 7)) == said
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"),
+    [
+        ("CCL_NET_GDR_LEVEL", "NCCL_NET_GDR_LEVEL"),
+        ("NNCCL_DEBUG", "NCCL_DEBUG"),
+        ("NCLC_DEBUG", "NCCL_DEBUG"),
+        ("MCCL_IB_HCA", "NCCL_IB_HCA"),
+        ("NCC_IB_HCA", "NCCL_IB_HCA"),
+    ],
+)
+def test_slip_of_the_pen_in_the_environment_is_noticed(tmp_path, slip, meant):
+    (found,) = check_settings(gather(tmp_path, environment={slip: "1"}))
+    assert (found.name, found.where) == (slip, "environment")
+    assert found.because.startswith("not known to NCCL")
+    assert found.fix.startswith(f"did you mean {meant}?")
+    assert "if another library reads it, leave it" in found.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Real ones of oneCCL, RCCL, UCX and shells.
+        "CCL_ALLREDUCE",
+        "CCL_LOG_LEVEL",
+        "CCL_ROOT",
+        "CCL_WORKER_COUNT",
+        "CCL_ZE_IPC_EXCHANGE",
+        "RCCL_MSCCL_ENABLE",
+        "UCX_NET_DEVICES",
+        "PATH",
+        "DEBUG",
+        "N",
+    ],
+)
+def test_variables_of_others_are_left_alone(tmp_path, name):
+    facts = gather(tmp_path, environment={name: "1"})
+    assert facts.settings == ()
+    assert check_settings(facts) == ()
+
+
+def test_slip_of_what_the_version_lacks_gets_no_word():
+    line = Assignment(name="CCL_IB_RAIL_POLICY", value="1")
+    assert check_settings(Facts(settings=(line,), nccl=(2, 12, 12))) == ()

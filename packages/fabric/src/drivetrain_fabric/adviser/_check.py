@@ -72,7 +72,7 @@ def _check_one(one: Assignment, facts: Facts) -> Problem | None:
     return None if wrong is None else _problem(one, because, "correct it")
 
 
-def _unknown(one: Assignment, facts: Facts) -> Problem:
+def _unknown(one: Assignment, facts: Facts) -> Problem | None:
     reader = one.name.split("_", maxsplit=1)[0]
     span, instead = span_of(one.name), instead_of(one.name)
     whose = {"TORCH": "torch 2.13", "GLOO": "Gloo"}.get(reader)
@@ -84,7 +84,13 @@ def _unknown(one: Assignment, facts: Facts) -> Problem:
     elif instead and instead.startswith("TORCH"):
         because += ": torch calls it so since torch 2.2"
     near = None if span or instead else nearest_name(one.name, facts.nccl)
-    fix = f"did you mean {near}?" if near else "leave it out, unless a plug-in asks"
+    is_theirs = reader not in ("NCCL", "TORCH", "GLOO") and one.where == "environment"
+    if is_theirs and near is None:
+        return None
+    whom = "; if another library reads it, leave it as it is" if is_theirs else ""
+    fix = (
+        f"did you mean {near}?{whom}" if near else "leave it out, unless a plug-in asks"
+    )
     return _problem(one, because, f"set {instead}" if instead else fix)
 
 

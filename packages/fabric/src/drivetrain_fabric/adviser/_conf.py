@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_fabric.adviser._facts import Assignment
+from drivetrain_fabric.adviser._versions import is_slip
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +63,7 @@ def read_settings(
     found = [
         Assignment(name=name, value=environment[name])
         for name in sorted(environment)
-        if name.startswith(_PREFIXES)
+        if name.startswith(_PREFIXES) or is_slip(name)
     ]
     files = []
     if environment.get("NCCL_CONF_FILE"):

@@ -208,6 +208,30 @@ def nearest_name(name: str, version: tuple[int, ...]) -> str | None:
     return near[0] if near else None
 
 
+def is_slip(name: str) -> bool:
+    """Returns whether a name that is not known is one edit from a variable of NCCL.
+
+    Args:
+        name: Of any variable; those of other libraries may look like that too.
+
+    Example:
+        >>> is_slip("CCL_NET_GDR_LEVEL"), is_slip("NCLC_DEBUG"), is_slip("CCL_LOG_LEVEL")
+        (True, True, False)
+    """
+    known = _read(_releases()[-1])
+    return name not in known and not _one_shorter(name).isdisjoint(_all_one_shorter())
+
+
+def _one_shorter(name: str) -> set[str]:
+    """Returns a name with and without each letter: one edit away, some are the same."""
+    return {name, *(name[:at] + name[at + 1 :] for at in range(len(name)))}
+
+
+@functools.cache
+def _all_one_shorter() -> set[str]:
+    return set().union(*map(_one_shorter, _read(_releases()[-1])))
+
+
 def is_foreign(name: str) -> bool:
     """Returns whether a variable is read by plug-ins or containers, not NCCL itself."""
     return span_of(name) is None and name.startswith(tuple(_HAND["foreign"]))

@@ -23,7 +23,7 @@ def advise_nics(facts: Facts) -> list[Advice | Gap]:
         facts: What is known.
     """
     if facts.transport not in ("infiniband", "roce"):
-        return []
+        return _hca_of_none(facts)
     return [*_hca(facts), *_merge(facts), *_cross(facts)]
 
 
@@ -48,6 +48,23 @@ def _hca(facts: Facts) -> list[Advice | Gap]:
         "it means what it says"
     )
     return [env(_HCA, f"{sign}={rest}", "warn", because)]
+
+
+def _hca_of_none(facts: Facts) -> list[Advice | Gap]:
+    """Returns what becomes of named cards where NCCL finds none that is up."""
+    value, told = facts.value_of(_HCA), (facts.value_of("NCCL_NET") or "").lower()
+    is_off = facts.value_of("NCCL_IB_DISABLE") not in (None, "", "0")
+    if facts.transport != "sockets" or is_off or told not in ("", "ib"):
+        return []
+    if not value or value.startswith("^"):
+        return []
+    then = "it goes on with sockets, and says so with NCCL_DEBUG=INFO only"
+    because = (
+        f"{value!r} names RDMA devices, and none here is up: "
+        f"{'with NCCL_NET=IB NCCL does not start' if told else then}; look for the "
+        "driver, or for /dev/infiniband in the container"
+    )
+    return [env(_HCA, None, "bad" if told else "warn", because)]
 
 
 def _only_fastest(active: dict[str, Adapter]) -> list[Advice | Gap]:
