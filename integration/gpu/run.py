@@ -1,6 +1,7 @@
 """Tests and measures every package on a GPU machine that has torch and no network.
 
     python integration/gpu/run.py --minutes 9 --out gpu.json
+    python integration/gpu/run.py --nodes 4 --meet HOST:29400  # on each of four hosts
 
 It installs the packages into a temporary folder: a pure package from its wheel in
 `integration/gpu/dist`, which `nox -s gpu` made on a machine with a network; a native one
@@ -134,6 +135,10 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-bars", action="store_true", help=no_bars)
     dry = "try all that goes without CUDA: install, ask the device, collect, name bars"
     parser.add_argument("--dry-run", action="store_true", help=dry)
+    nodes = "compare stock DDP and tuned DDP on 1 to N hosts, and run nothing else"
+    parser.add_argument("--nodes", type=int, metavar="N", help=nodes)
+    meet = "where the hosts of --nodes meet: the address of one of them, and a port"
+    parser.add_argument("--meet", default="localhost:29400", help=meet)
     cpu = "go on without a GPU: the tests marked `gpu` are skipped, benchmarks run"
     parser.add_argument("--allow-cpu", action="store_true", help=cpu)
     return parser
@@ -289,6 +294,11 @@ def run(arguments: argparse.Namespace) -> int:
         paths, problems = install(packages, wheels, others, scratch / "site")
         seconds = round(time.monotonic() - begun, 1)
         put(_install_row(problems, [p.name for p in packages], seconds))
+        if arguments.nodes:
+            num_devices = len(told["hardware"]["gpus"]) or 2
+            environment = _environment(paths, scratch)
+            command = command_of_nodes(arguments.nodes, num_devices, arguments.meet)
+            return subprocess.run(command, check=False, env=environment).returncode
         logs = arguments.logs or scratch / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         runner = Runner(
@@ -309,6 +319,20 @@ def run(arguments: argparse.Namespace) -> int:
             processes.close()
     print(f"\n{table(report.rows)}\n{time.monotonic() - started:.0f} s in all")
     return 0 if report.ok else 1
+
+
+def command_of_nodes(num_nodes: int, num_devices: int, meet: str) -> list[str]:
+    """Returns what starts the ranks of this host.
+
+    Args:
+        num_nodes: How many hosts there are.
+        num_devices: Ranks of each.
+        meet: Where they meet.
+    """
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d"]
+    numbers = ["--nnodes", str(num_nodes), "--nproc-per-node", str(num_devices)]
+    program = str(Path(__file__).with_name("nodes.py"))
+    return [*launcher, *numbers, "--rdzv-endpoint", meet, program]
 
 
 def _install_row(
