@@ -49,7 +49,8 @@ def test_changes_of_each_kind():
     assert "  NCCL_IB_TC=106" in lines
     unknown = [line for line in lines if line.startswith("# not known: ")]
     assert len(unknown) == len(report.gaps) > 0
-    assert len(lines) == 6 + len(unknown)
+    assert lines[1].startswith("# a link may be gone for ")
+    assert len(lines) == 7 + len(unknown)
 
 
 def test_changes_of_the_kernel_are_against_what_it_has(tmp_path, capsys):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from drivetrain_fabric.adviser._advice import Advice, Gap, Problem
 from drivetrain_fabric.adviser._check import check_settings
 from drivetrain_fabric.adviser._rules import RULES
+from drivetrain_fabric.adviser._rules._rdma import longest_flap
 from drivetrain_fabric.adviser._versions import (
     release_of,
     settings_of,
@@ -31,6 +32,8 @@ class Report:
         advice: What to set, the most urgent first; each setting once.
         problems: What is set wrongly.
         gaps: On what nothing can be said, and what it would take.
+        longest_flap: For how long a link may be gone, and how that is counted; empty
+            without RDMA.
     """
 
     nccl: str
@@ -38,6 +41,7 @@ class Report:
     advice: tuple[Advice, ...]
     problems: tuple[Problem, ...]
     gaps: tuple[Gap, ...]
+    longest_flap: str = ""
 
 
 def advise(facts: Facts) -> Report:
@@ -84,6 +88,7 @@ def advise(facts: Facts) -> Report:
         advice=tuple(sorted(usable, key=lambda one: _URGENCY.index(one.level))),
         problems=check_settings(facts),
         gaps=tuple(gaps),
+        longest_flap=longest_flap(facts),
     )
 
 

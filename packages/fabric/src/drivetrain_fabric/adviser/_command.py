@@ -130,6 +130,7 @@ def _plain(report: Report) -> list[dict[str, Any]]:
         "name": "network",
         "level": "ok",
         "because": f"{report.nccl}, {report.transport}",
+        "longest_flap": report.longest_flap,
     }
     return [
         about,
@@ -145,6 +146,8 @@ def _plain(report: Report) -> list[dict[str, Any]]:
 def _print(report: Report) -> None:
     if not report.advice:
         sys.stdout.write(f"nothing to set for {report.nccl}, {report.transport}\n")
+    if report.longest_flap:
+        sys.stdout.write(f"{report.longest_flap}\n")
     console = Console(file=sys.stdout)
     for table in report_tables(report):
         console.print(table)

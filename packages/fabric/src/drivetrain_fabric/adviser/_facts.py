@@ -54,6 +54,8 @@ class Adapter:
         device: Its PCI device.
         gids: The addresses of its RDMA port.
         trust: Which mark of a packet decides its priority: `dscp` or `pcp`.
+        roce_accl: The fields of its register ROCE_ACCL, as `mlxreg` shows them; none
+            where nobody may look.
     """
 
     nic: Nic
@@ -61,6 +63,7 @@ class Adapter:
     device: str | None = None
     gids: tuple[Gid, ...] = ()
     trust: str | None = None
+    roce_accl: tuple[tuple[str, int], ...] = ()
 
     @property
     def rdma_device(self) -> str:

@@ -78,7 +78,7 @@ def as_diff(facts: Facts, report: Report) -> str:
         facts: What is set now.
         report: What is advised.
     """
-    lines = [f"# {report.nccl}, {report.transport}"]
+    lines = _head(f"{report.nccl}, {report.transport}", report)
     for one in changes(facts, report):
         values = {
             "added": f"{one.after}",
@@ -110,7 +110,7 @@ def as_env(facts: Facts, report: Report) -> str:
         >>> [line for line in lines if line and not line.startswith("#")]
         ['unset NCCL_CHUNK_SIZE']
     """
-    lines = [_comment(f"for {report.nccl}, {report.transport}")]
+    lines = _head(f"for {report.nccl}, {report.transport}", report)
     for one in report.advice:
         lines += ["", _comment(f"{one.level}: {one.because}")]
         lines += [_comment(f"from: {one.source}"), _command(one, facts)]
@@ -121,6 +121,10 @@ def as_env(facts: Facts, report: Report) -> str:
     ]
     lines += _unknown(report)
     return "\n".join(lines) + "\n"
+
+
+def _head(title: str, report: Report) -> list[str]:
+    return [_comment(text) for text in (title, report.longest_flap) if text]
 
 
 def _unknown(report: Report) -> list[str]:

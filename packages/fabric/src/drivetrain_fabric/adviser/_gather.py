@@ -1,4 +1,4 @@
-"""Reads from /sys, /proc and the environment what an adviser goes by; changes nothing.
+"""Reads from /sys, /proc, tools and variables what an adviser goes by; changes nothing.
 
 Whatever is missing or cannot be read counts as not known.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -42,6 +44,8 @@ _MEMLOCK = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 _BYTES = re.compile(r"[0-9]{1,20}")
 _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
+_FIELD = re.compile(r"^ *(roce_\w+) *\| *(0x[0-9a-fA-F]{1,8}) *$", re.MULTILINE)
+_LONGEST_TOOL_S = 10
 _ERDMA_CARD = ("0x1ded", "0x107f")
 
 
@@ -77,7 +81,7 @@ def gather(
         nccl=nccl,
         nccl_from=nccl_from,
         is_nccl_assumed=is_assumed,
-        adapters=tuple(_adapter(top / "sys", nic) for nic in topology.nics)
+        adapters=tuple(_adapter(top / "sys", nic, is_here) for nic in topology.nics)
         if topology
         else (),
         has_erdma_card=_has_erdma_card(top / "sys"),
@@ -146,7 +150,7 @@ def _topology(sysfs: Path, *, is_here: bool) -> Topology | None:
     return every if any(nic.slot is not None for nic in every.nics) else topology
 
 
-def _adapter(sysfs: Path, nic: Nic) -> Adapter:
+def _adapter(sysfs: Path, nic: Nic, is_here: bool) -> Adapter:
     net = sysfs / "class/net" / nic.name
     device = net / "device"
     if nic.rdma is not None and not device.exists():
@@ -157,7 +161,29 @@ def _adapter(sysfs: Path, nic: Nic) -> Adapter:
         device=read_text(device / "device"),
         gids=_gids(sysfs, nic),
         trust=read_text(net / "qos/trust"),
+        roce_accl=_roce_accl(nic) if is_here else (),
     )
+
+
+def _roce_accl(nic: Nic) -> tuple[tuple[str, int], ...]:
+    """Asks the card's tool, if it is there, for how RoCE sends again; it needs root."""
+    is_roce = nic.rdma is not None and nic.rdma.link_layer == "Ethernet"
+    tool = shutil.which("mlxreg") or shutil.which("mstreg")
+    if tool is None or not is_roce or nic.driver != "mlx5_core" or nic.slot is None:
+        return ()
+    command = [tool, "-d", nic.slot.address, "--reg_name", "ROCE_ACCL", "--get"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LONGEST_TOOL_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    fields = _FIELD.findall(done.stdout.decode("ascii", "replace"))
+    return tuple((name, int(text, 16)) for name, text in fields)
 
 
 def _gids(sysfs: Path, nic: Nic) -> tuple[Gid, ...]:

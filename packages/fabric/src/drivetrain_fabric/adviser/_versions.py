@@ -28,6 +28,9 @@ _MOST_SHOWN = 60
 _FOLDER = files("drivetrain_fabric.adviser")
 _HAND: dict[str, Any] = json.loads(_FOLDER.joinpath("settings.json").read_text("utf-8"))
 
+ACCELERATION: list[dict[str, Any]] = _HAND["acceleration"]
+"""Fields of the register ROCE_ACCL: what they should be, why, and who says so."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
@@ -67,7 +70,9 @@ def parse_version(text: str) -> tuple[int, ...]:
     """
     match = _VERSION.fullmatch(text.strip())
     if match is None:
-        message = f"a version of NCCL 2 is numbers such as 2.29.7, got {_shown(text)}"
+        message = (
+            f"a version of NCCL 2 is three numbers such as 2.29.7, got {_shown(text)}"
+        )
         raise AdviserError(message)
     return _parts(match[1])
 

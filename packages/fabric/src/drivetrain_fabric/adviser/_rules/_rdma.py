@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_fabric.adviser._rules._say import env, host
 from drivetrain_fabric.adviser._rules._sources import NETWORKING, manual
-from drivetrain_fabric.adviser._versions import default_of
+from drivetrain_fabric.adviser._versions import ACCELERATION, default_of
 
 if TYPE_CHECKING:
     from drivetrain_fabric.adviser._advice import Advice, Gap
@@ -49,16 +49,50 @@ def advise_rdma(facts: Facts) -> list[Advice | Gap]:
     """
     if facts.transport not in ("infiniband", "roce"):
         return []
-    return [*_patience(facts), *_memlock(facts), *_mtu(facts)]
+    return [*_patience(facts), *_acceleration(facts), *_memlock(facts), *_mtu(facts)]
 
 
-def _patience(facts: Facts) -> list[Advice | Gap]:
+def longest_flap(facts: Facts) -> str:
+    """Returns for how long a link may be gone, and how that is counted.
+
+    Args:
+        facts: What is known.
+
+    Returns:
+        Nothing where NCCL does not use queue pairs of its own.
+    """
+    if facts.transport not in ("infiniband", "roce"):
+        return ""
+    timeout, retries = _waits(facts)
+    adaptive = [
+        o.nic.name for o in facts.rdma if dict(o.roce_accl).get("roce_adp_retrans_en")
+    ]
+    own = (
+        f"; {', '.join(adaptive)} send again by a profile of their own (adaptive "
+        "retransmission), and may give up at another time"
+    )
+    now = patience_s(timeout, retries)
+    return (
+        f"a link may be gone {'for ever' if math.isinf(now) else f'for {now:.3g} s'}: "
+        f"4.096 us x 2^{timeout} x {retries} ({_TIMEOUT} and {_RETRIES}; InfiniBand "
+        "specification, 9.7.6.1.3: cards may wait up to 4 times as long)"
+        f"{own if adaptive else ''}"
+    )
+
+
+def _waits(facts: Facts) -> tuple[int, int]:
+    """Returns the time-out and the number of retries that NCCL asks for."""
     timeout = facts.number_of(_TIMEOUT)
     if timeout is None:
         timeout = int(default_of(_TIMEOUT, facts.nccl) or _LONG_ENOUGH)
     retries = facts.number_of(_RETRIES)
     if retries is None or not 0 <= retries <= _MOST_RETRIES:
         retries = _MOST_RETRIES
+    return timeout, retries
+
+
+def _patience(facts: Facts) -> list[Advice | Gap]:
+    timeout, retries = _waits(facts)
     found: list[Advice | Gap] = []
     now = patience_s(timeout, retries)
     then = patience_s(_LONG_ENOUGH, _MOST_RETRIES)
@@ -82,6 +116,27 @@ def _patience(facts: Facts) -> list[Advice | Gap]:
     if retries < _MOST_RETRIES:
         because = f"{retries} of {_MOST_RETRIES} tries shorten the wait to {now:.2g} s"
         found.append(env(_RETRIES, _MOST_RETRIES, "warn", because, manual(_RETRIES)))
+    return found
+
+
+def _acceleration(facts: Facts) -> list[Advice | Gap]:
+    """Returns how cards should send again what was lost, where their tool shows it."""
+    found: list[Advice | Gap] = []
+    for row in ACCELERATION:
+        field, wanted = row["field"], row["wanted"]
+        cards = [
+            (one.nic.name, one.nic.slot.address)
+            for one in facts.rdma
+            if one.nic.slot is not None
+            and dict(one.roce_accl).get(f"{field}_field_select") == 1
+            and dict(one.roce_accl).get(f"{field}_en") == 1 - wanted
+        ]
+        if cards:
+            names = ", ".join(name for name, _ in cards)
+            because = f"{names} with {field}_en {1 - wanted}: {row['because']}"
+            value = f"--reg_name ROCE_ACCL --set {field}_en={wanted} --yes"
+            do = "; ".join(f"mlxreg -d {address} {value}" for _, address in cards)
+            found.append(host(f"{field}_en", do, "try", because, row["source"]))
     return found
 
 
