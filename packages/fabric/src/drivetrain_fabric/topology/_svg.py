@@ -1,50 +1,16 @@
 """A sheet of boxes, lines and words that becomes one SVG file of its own.
 
-Colours come from classes, so that the reader's light or dark mode picks them.
+Colours come from the classes of `sheet.css`, so that the reader's light or dark mode picks
+them.
 """
 
 from __future__ import annotations
 
+from importlib.resources import files
 from xml.sax.saxutils import escape, quoteattr
 
-_SANS = "system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif"
 _NARROW = frozenset(" .,:;'!|()[]ijlft/-")
 _WIDE = frozenset("mwMW@%")
-
-# In light mode, and in dark mode.
-_COLOURS = {
-    "paper": ("fill:#ffffff", "fill:#14171c"),
-    "panel": ("fill:#f5f6f8;stroke:#d9dce2", "fill:#1c2027;stroke:#343a45"),
-    "bar": ("fill:#e4e7ed;stroke:#c3c8d2", "fill:#2a303a;stroke:#434b59"),
-    "gpu": ("fill:#e3f4e7;stroke:#4d9e63", "fill:#173222;stroke:#4fa468"),
-    "nic": ("fill:#e1eefb;stroke:#4a86c5", "fill:#162b42;stroke:#5590cd"),
-    "off": ("fill:#f5f6f8;stroke:#a9b0bc", "fill:#1c2027;stroke:#5a6372"),
-    "switch": ("fill:#fbf1d9;stroke:#bf9534", "fill:#352b14;stroke:#b08c3a"),
-    "nvswitch": ("fill:#cdebd5;stroke:#2f8548", "fill:#1f4a2e;stroke:#5cb878"),
-    "wire": ("stroke:#9aa2b1", "stroke:#6d7788"),
-    "nvwire": ("stroke:#2f8548", "stroke:#5cb878"),
-    "joint": ("fill:#2f8548", "fill:#5cb878"),
-    "grid": ("stroke:#ffffff", "stroke:#14171c"),
-    "frame": ("stroke:#3b4252", "stroke:#c6ccd6"),
-    "flaw": ("stroke:#cf2f3c", "stroke:#ff6b70"),
-    "ink": ("fill:#22262e", "fill:#e7eaf0"),
-    "faint": ("fill:#5d6675", "fill:#a3acba"),
-    "warn": ("fill:#b3261e", "fill:#ff8a80"),
-    "near0": ("fill:#a9dcb8", "fill:#2a6b41"),
-    "near1": ("fill:#d3eeda", "fill:#1f4f31"),
-    "near2": ("fill:#e8f3d3", "fill:#35481f"),
-    "near3": ("fill:#fbf1cf", "fill:#4a401a"),
-    "near4": ("fill:#fae0c4", "fill:#573a1c"),
-    "near5": ("fill:#f4cdc4", "fill:#5b2a25"),
-    "self": ("fill:#eceef2", "fill:#262b34"),
-}
-_SHAPES = (
-    f"text{{font:12px {_SANS}}}.title{{font-size:20px;font-weight:600}}"
-    ".head{font-size:13px;font-weight:600}.name{font-weight:600}"
-    ".small{font-size:11px}.wire,.nvwire,.frame,.flaw,.grid{fill:none}"
-    ".wire{stroke-width:1.5}.nvwire{stroke-width:2}.frame{stroke-width:1.5}"
-    ".cell,.self{shape-rendering:crispEdges}.frame,.flaw{pointer-events:none}.flaw{stroke-width:2}.off{stroke-dasharray:4 3}"
-)
 
 
 def text_width(text: str, size: float = 12.0) -> float:
@@ -184,18 +150,14 @@ class Sheet:
             margin: Around all that was drawn.
         """
         width, height = self._right + margin, self._bottom + margin
-        light, dark = (
-            "".join(f".{name}{{{styles[mode]}}}" for name, styles in _COLOURS.items())
-            for mode in (0, 1)
-        )
-        style = f"{_SHAPES}{light}@media (prefers-color-scheme:dark){{{dark}}}"
+        style = files(__package__).joinpath("sheet.css").read_text()
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
             f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
             f"aria-label={quoteattr(title)}>"
         )
         paper = '<rect width="100%" height="100%" class="paper"/>'
-        lines = [head, f"<style>{style}</style>", paper, *self._parts, "</svg>"]
+        lines = [head, f"<style>\n{style}</style>", paper, *self._parts, "</svg>"]
         return "\n".join(lines) + "\n"
 
     def _reach(self, x: float, y: float) -> None:
