@@ -49,7 +49,8 @@ class Job:
     Args:
         num_gpus: The ranks.
         gpus_per_node: How many of them share a node.
-        nics_per_node: How many network cards they share; the first GPUs use the first.
+        nics_per_node: How many network cards they share evenly; the first GPUs use the
+            first, and a GPU with several, or with a part of one, sends as much by each.
         tensor: The size of a tensor-parallel group, which stays in a node.
         pipeline: The number of pipeline stages.
         gradient_bytes: The gradients of one rank, all-reduced among its replicas.
@@ -121,22 +122,24 @@ class Job:
         nics = self._nics(ranks)
         # Replicas that share a node leave it by all of their cards, a channel each.
         together = math.gcd(self.data, self.gpus_per_node // self.tensor)
-        groups = nics.transpose(0, 2, 1).reshape(-1, self.data // together, together)
+        groups = nics.swapaxes(2, 3).reshape(-1, self.data // together, together)
         rings = groups.transpose(0, 2, 1).reshape(-1, self.data // together)
-        part = self.gradient_bytes / together
+        part = self.gradient_bytes / together / len(nics)
         data = all_reduce(rings, part, num_ranks=self.data)
         phases = [Phase(name="data", flows=data)]
         if self.pipeline > 1:
-            before, after = nics[:-1].ravel(), nics[1:].ravel()
-            both = (
-                send(before, after, self.activation_bytes),
-                send(after, before, self.activation_bytes),
-            )
+            before, after = nics[:, :-1].ravel(), nics[:, 1:].ravel()
+            part = self.activation_bytes / len(nics)
+            both = send(before, after, part), send(after, before, part)
             phases.append(Phase(name="pipeline", flows=Flows.join(both)))
         return tuple(phases)
 
     def _nics(self, ranks: IntArray) -> IntArray:
-        local = ranks % self.gpus_per_node * self.nics_per_node // self.gpus_per_node
+        """Returns the card of each channel of each rank, channels first."""
+        each = math.lcm(self.gpus_per_node, self.nics_per_node)
+        channel = np.arange(each // self.gpus_per_node).reshape(-1, 1, 1, 1)
+        local = ranks % self.gpus_per_node * len(channel) + channel
+        local = local * self.nics_per_node // each
         return ranks // self.gpus_per_node * self.nics_per_node + local
 
 
@@ -169,17 +172,21 @@ def collective(
         message = f"traffic must be one of {', '.join(COLLECTIVES)}, got {name!r}"
         raise FabricError(message)
     members = channels(num_nodes, nics_per_node)
+    ranks = num_nodes if num_ranks is None else num_ranks
+    if ranks < 1 or ranks % num_nodes:
+        message = f"num_ranks must be a multiple of {num_nodes} nodes, got {ranks}"
+        raise FabricError(message)
     part = size_bytes / nics_per_node
     if name == "tree":
         flows = tree_all_reduce(members, part)
     elif name == "all-to-all":
         # Each rank of a node sends to each of another.
-        flows = all_to_all(members, part * (num_ranks or num_nodes) / num_nodes)
+        flows = all_to_all(members, part * ranks / num_nodes)
     else:
         ring = {
             "all-reduce": all_reduce,
             "all-gather": all_gather,
             "reduce-scatter": reduce_scatter,
         }[name]
-        flows = ring(members, part, num_ranks=num_ranks)
+        flows = ring(members, part, num_ranks=ranks)
     return Phase(name=name, flows=flows, is_paced=name != "all-to-all")
