@@ -395,13 +395,19 @@ def ahead(session: nox.Session) -> None:
 def programs(session: nox.Session) -> None:
     """Trains random models over random meshes: the same as one process, or refused.
 
-    `-- elastic` trains them in replicas, and kills workers. `-- [elastic] --number 50
-    --first 0` says how many, and from which seed.
+    `-- elastic` trains them in replicas, and kills workers; `-- collectives` runs programs
+    of collectives beside stock Gloo. `-- [WORD] --number 50 --first 0` says how many, and
+    from which seed.
     """
     install_for_tests(session)
-    options = [word for word in session.posargs if word != "elastic"]
-    program = "random_programs" if options == session.posargs else "random_elastic"
-    session.run("python", f"integration/tests/{program}.py", *options)
+    files = {
+        "elastic": "integration/tests/random_elastic.py",
+        "collectives": "packages/comm/benchmarks/programs.py",
+    }
+    asked = [files[word] for word in session.posargs if word in files]
+    options = [word for word in session.posargs if word not in files]
+    file, *_ = [*asked, "integration/tests/random_programs.py"]
+    session.run("python", file, *options)
 
 
 @nox.session

@@ -13,11 +13,13 @@ import gpu
 import links
 import nccl_tuner
 import schedules
+import simulated_ddp
 import startup
 from buckets import buckets
 from calls import calls
 from kills import kills
 from losses import losses
+from programs import random_programs
 from tuner import ablation, tuner
 
 from drivetrain_testing import Bar, run_bars
@@ -35,6 +37,11 @@ TABLE = [
     *links.BARS,
     *startup.TABLE,
     ("losses", "fp64 <= 1e-9 relative in 200 steps", losses),
+    (
+        "random-programs",
+        "1,000 programs: equal to stock, no hang, memory bounded",
+        random_programs,
+    ),
     ("engine-call", "<= 1.5 x Gloo's, until its end", calls),
     *schedules.BARS,
     *nccl_tuner.BARS,
@@ -43,6 +50,7 @@ TABLE = [
         "<= 1.05 x a sweep's best, <= 1.01 x stock, in 30 steps",
         device_buckets.device_buckets,
     ),
+    ("device-ddp", ">= 1.15 x stock, equal to the bit", simulated_ddp.simulated_ddp),
     ("gpu-overhead", "<= 1% of a step", gpu.overhead),
 ]
 BARS = [Bar(name=name, bound=bound, measure=run) for name, bound, run in TABLE]

@@ -7,11 +7,16 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+# The world that is there when it is imported would stay alive in its default arguments.
+import torch.distributed.nn
+from torch._C import _distributed_c10d
 from torch._compile import _disable_dynamo
 from torch.autograd import profiler
 from torch.distributed.distributed_c10d import PrefixStore
@@ -20,7 +25,7 @@ from drivetrain_comm._settings import settings_from
 from drivetrain_comm.backend._probe import agree_on_most, measure
 from drivetrain_comm.backend._torch_backend import Ending
 from drivetrain_comm.backend._transport import OPERATIONS, Transport, is_supported
-from drivetrain_comm.backend._work import EngineWork, LaterTicket, Notifier, show
+from drivetrain_comm.backend._work import EngineWork, LaterTicket, Notifier
 from drivetrain_comm.compiler import load_schedule
 from drivetrain_comm.selection._choice import SCHEDULE, STOCK, Choice
 from drivetrain_comm.selection._load import load_of
@@ -79,11 +84,12 @@ class TunedProcessGroup(dist.ProcessGroup):
         self._later: deque[LaterTicket] = deque()
         self._meeting: threading.Thread | None = None
         self._more: weakref.WeakSet[Transport] = weakref.WeakSet()
-        self._num_more = 0
+        self._num_more = self._num_reduced = 0
         self._lock = threading.Lock()
         self._network: Network | None = None
         self._loads: dict[str, Load] = {}
         self._choices: dict[int, Choice] = {}
+        self._begun: list[EngineWork] = []
         self.notifier = Notifier()
         for device in inner._device_types:
             backend: Any = inner._get_backend(device)
@@ -175,17 +181,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         if used is not None:
             logger.info("all-reduces of %d ranks go by %s", self.size(), path)
         else:
-            logger.warning(
-                "%s is for %d ranks, and this group has %d: it chooses by itself",
-                path,
-                whole.num_ranks,
-                self.size(),
-            )
-
-    def _load_of_schedule(self) -> Load:
-        schedule = self.transport.schedule
-        assert schedule is not None
-        return load_of(schedule.programs, schedule.num_chunks, self.transport.hosts)
+            text = "%s is for %d ranks, and this group has %d: it chooses by itself"
+            logger.warning(text, path, whole.num_ranks, self.size())
 
     @property
     def timeout_s(self) -> float:
@@ -204,10 +201,12 @@ class TunedProcessGroup(dist.ProcessGroup):
     def loads(self) -> dict[str, Load]:
         """What each algorithm of the engine that may be chosen asks of the network."""
         if not self._loads:
-            if self.transport.schedule is not None:
-                self._loads = {SCHEDULE: self._load_of_schedule()}
+            schedule, hosts = self.transport.schedule, self.transport.hosts
+            if schedule is not None:
+                load = load_of(schedule.programs, schedule.num_chunks, hosts)
+                self._loads = {SCHEDULE: load}
                 return self._loads
-            fixed, hosts = self.settings.algorithm, self.transport.hosts
+            fixed = self.settings.algorithm
             # One that is fixed may be no better here than another, and works all the same.
             names = [fixed] if fixed else self.transport.algorithms
             self._loads = {
@@ -272,14 +271,25 @@ class TunedProcessGroup(dist.ProcessGroup):
         opts: Any = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Reduces tensors in place, as torch's backends do."""
+        """Reduces a tensor in place, as torch's backends do."""
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
         options = _options(opts, timeout)
+        # Of several, torch's backends make one sum, of all tensors of all ranks.
+        if len(tensors) == 1 and self._takes(tensors, options.reduceOp):
+            return self._reduce(tensors, options)
+        return self.inner.allreduce(list(tensors), options)
+
+    def _takes(self, tensors: Sequence[torch.Tensor], reduce_op: Any) -> bool:
+        name, kinds = _name_of(reduce_op), {tensor.dtype for tensor in tensors}
+        fits = len(kinds) == 1 and all(_fits(tensor, name) for tensor in tensors)
+        # What is empty waits for nobody, who may be gone then: so it is with Gloo.
+        fits = fits and any(tensor.numel() for tensor in tensors)
+        return fits and self.size() > 1 and self.settings.algorithm != STOCK
+
+    def _reduce(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
+        self._num_reduced += 1
         operation = _name_of(options.reduceOp)
-        fits = bool(tensors) and all(_fits(t, operation) for t in tensors)
-        if self.size() == 1 or not fits or self.settings.algorithm == STOCK:
-            return self._torch_backend(tensors, options)
         size_bytes = sum(tensor.nbytes for tensor in tensors)
         seconds = options.timeout.total_seconds()
         seconds = seconds if seconds > 0 else self.timeout_s
@@ -293,29 +303,37 @@ class TunedProcessGroup(dist.ProcessGroup):
         work = EngineWork(ticket, list(tensors), self.notifier, last=copy_back)
         if copy_back is not None or profiler._is_profiler_enabled:
             # Nobody need wait for it.
-            show(self.name(), work.get_future())
+            work.get_future(self.name())
+        self._begun = [one for one in self._begun if not one.is_completed()] + [work]
         return work
 
-    def _torch_backend(self, tensors: Sequence[torch.Tensor], options: Any) -> Work:
-        if len(tensors) == 1:
-            return self.inner.allreduce(list(tensors), options)
-        coalesced = dist.AllreduceCoalescedOptions()
-        coalesced.reduceOp = options.reduceOp
-        return self.inner.allreduce_coalesced(list(tensors), coalesced)
+    @_disable_dynamo
+    def barrier(self, *args: Any, **kwargs: Any) -> Any:
+        """Waits for all ranks and, as Gloo does, for what this one has begun before."""
+        work = self.inner.barrier(*args, **kwargs)
+        begun = [one.get_future() for one in self._begun if not one.is_completed()]
+        if not begun:
+            return work
+        both = torch.futures.collect_all([*begun, work.get_future()])
+        return _distributed_c10d._create_work_from_future(both)  # type: ignore[attr-defined]
 
     @_disable_dynamo
     def allreduce_coalesced(
         self, tensors: Sequence[torch.Tensor], opts: Any = None
     ) -> Work:
         """Reduces tensors in place, as if they were one."""
-        if len({tensor.dtype for tensor in tensors}) > 1:
-            options = opts or dist.AllreduceCoalescedOptions()
-            return self.inner.allreduce_coalesced(list(tensors), options)
-        return self.allreduce(tensors, opts)
+        options = opts or dist.AllreduceCoalescedOptions()
+        if self._takes(tensors, options.reduceOp):
+            return self._reduce(tensors, _options(options, None))
+        return self.inner.allreduce_coalesced(list(tensors), options)
+
+    def _get_sequence_number_for_group(self) -> Any:
+        """Returns how many collectives were begun: tools compare it between ranks."""
+        inner: Any = self.inner
+        return inner._get_sequence_number_for_group() + self._num_reduced
 
     def _transports(self) -> list[Transport]:
-        first = [] if self._transport is None else [self._transport]
-        return [*first, *self._more]
+        return [one for one in (self._transport, *self._more) if one is not None]
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long a collective may take."""
@@ -329,7 +347,11 @@ class TunedProcessGroup(dist.ProcessGroup):
         self.inner.abort()
 
     def shutdown(self) -> None:
-        """Leaves the group."""
+        """Leaves the group, once what was begun has ended: so does Gloo."""
+        while self._begun:
+            # Whoever waits for it is told.
+            with suppress(Exception):
+                self._begun.pop().wait()
         for transport in self._transports():
             transport.close()
         self.inner.shutdown()
@@ -364,29 +386,13 @@ def _forward(name: str) -> Any:
 # Not inherited: for a class in Python, torch calls the inherited form with the GIL held,
 # while threads of Gloo that hold its lock may wait for the GIL to free a tensor.
 _FORWARDED = (
-    "_allgather_base",
-    "_reduce_scatter_base",
-    "all_gather_single",
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
+    *("_allgather_base", "_reduce_scatter_base", "all_gather_single"),
+    *("all_gather_single_coalesced", "all_to_all_single", "allgather"),
+    *("allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
+    *("alltoall_base", "broadcast", "gather", "monitored_barrier", "recv"),
+    *("recv_anysource", "reduce", "reduce_scatter", "reduce_scatter_single"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "scatter"),
+    *("send",),
 )
 for _name in _FORWARDED:
     if hasattr(dist.ProcessGroup, _name):
@@ -444,10 +450,8 @@ def _options(opts: Any, timeout: timedelta | None) -> Any:
 
 
 def _name_of(operation: Any) -> str:
-    for name in (*OPERATIONS, "AVG"):
-        if operation == getattr(dist.ReduceOp, name):
-            return name
-    return "other"
+    names = (*OPERATIONS, "AVG")
+    return next((n for n in names if operation == getattr(dist.ReduceOp, n)), "other")
 
 
 def _fits(tensor: torch.Tensor, operation: str) -> bool:

@@ -7,8 +7,10 @@ O(W) operations for W ranks instead of O(W^2).
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -148,18 +150,22 @@ def find_contradiction(members: Sequence[Member]) -> str | None:
 
 def _wait(store: Store, keys: list[str], timeout: timedelta) -> None:
     until_s = time.monotonic() + timeout.total_seconds()
+    turn_s = _TURN_S
     while True:
         left_s = max(until_s - time.monotonic(), 0.0)
         try:
-            # Torch's store serves one call of a process at a time, and other threads may
-            # have groups that wait too.
-            return store.wait(keys, timedelta(seconds=min(left_s, _TURN_S)))
+            # Torch's store serves one call at a time on a connection, and other threads
+            # may have groups that wait too.
+            return store.wait(keys, timedelta(seconds=min(left_s, turn_s)))
         except RuntimeError as problem:
             error = problem
         missing = [key for key in keys if not store.check([key])]
         if not missing:
             return None
         if left_s > 0:
+            # TCPStore warns of each turn: one that is long takes a connection of its own.
+            with suppress(RuntimeError, NotImplementedError):
+                store, turn_s = store.clone(), math.inf  # type: ignore[attr-defined]
             time.sleep(_PAUSE_S)
             continue
         names = ", ".join(key.rpartition("/")[2] for key in missing)

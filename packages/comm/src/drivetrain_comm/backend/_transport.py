@@ -171,15 +171,8 @@ class Transport:
         if self.lacks:
             return TorchTicket(self._stock, tensors, operation)
         program, plan = self._program(choice)
-        return self.run(
-            program,
-            plan,
-            tensors,
-            operation,
-            choice.num_streams,
-            choice.segment_bytes,
-            timeout_s,
-        )
+        rest = choice.num_streams, choice.segment_bytes, timeout_s
+        return self.run(program, plan, tensors, operation, *rest)
 
     def run(
         self,

@@ -44,6 +44,8 @@ class LaterTicket:
             self._begun.set_result(self._begin())
         except Exception as error:  # noqa: BLE001
             self.fail(error)
+        # It refers to the group, which work that is kept is not to hold.
+        del self._begin
 
     def fail(self, error: Exception) -> None:
         """Ends it with an error, without a beginning."""
@@ -114,8 +116,7 @@ class EngineWork(Work):
             return True
         error = self._ticket.wait(seconds)
         if error is None:
-            message = f"the collective has not ended within {seconds:g} s"
-            raise DistributedError(message)
+            error = f"the collective has not ended within {seconds:g} s"
         if error:
             raise DistributedError(error)
         self._complete()
@@ -137,8 +138,12 @@ class EngineWork(Work):
         """Returns the tensors."""
         return self._result
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self, shown_as: str = "") -> torch.futures.Future[Any]:
         """Returns a future of the result.
+
+        Args:
+            shown_as: The backend by whose name the profiler sees it until its end; only
+                the first call for a future has it seen.
 
         Raises:
             DistributedError: It was begun before a fork; see `wait`.
@@ -146,7 +151,10 @@ class EngineWork(Work):
         self._require_own_process()
         if self._future is None:
             self._future = torch.futures.Future()
-            if self.is_success():
+            if shown_as:
+                # First, so that it ends where the future is completed: in another thread.
+                show(shown_as, self._future)
+            elif self.is_success():
                 # DDP takes the value of what it has waited for.
                 self._future.set_result(self._result)
                 return self._future
@@ -258,18 +266,21 @@ class Notifier:
             thread.join(_END_S)
 
     def _run(self) -> None:
-        while True:
-            with self._turn:
-                pair = self._queue.get()
-                if pair is None:
-                    # For the other threads.
-                    self._queue.put(None)
-                    return
-                job, then = pair
-                job()
-                self._count(1)
-            then()
+        while self._do_next():
             self._count(-1)
+
+    def _do_next(self) -> bool:
+        """Does a job, of which nothing is held while the next is waited for."""
+        with self._turn:
+            pair = self._queue.get()
+            if pair is None:
+                # For the other threads.
+                self._queue.put(None)
+                return False
+            pair[0]()
+            self._count(1)
+        pair[1]()
+        return True
 
     def _count(self, change: int) -> None:
         """Takes note of threads that may take their time, and that one is left."""
