@@ -48,19 +48,15 @@ def check_settings(facts: Facts) -> tuple[Problem, ...]:
 
 
 def _bad_line(where: str, text: str) -> Problem:
-    if not text:
-        return Problem(
-            name="NCCL_CONF_FILE",
-            where=where,
-            because="it cannot be read, and NCCL goes on without a word",
-            fix="correct the path",
-        )
-    return Problem(
-        name=text,
-        where=where,
-        because="NCCL skips what is not NAME=value, without a word",
-        fix="write NAME=value without spaces around it, or # before a comment",
+    name, because = (
+        "NCCL_CONF_FILE",
+        "it cannot be read, and NCCL goes on without a word",
     )
+    fix = "correct the path"
+    if text:
+        name, because = text, "NCCL skips what is not NAME=value, without a word"
+        fix = "write NAME=value without spaces around it, or # before a comment"
+    return Problem(name=name, where=where, because=because, fix=fix)
 
 
 def _check_one(one: Assignment, facts: Facts) -> Problem | None:

@@ -54,19 +54,11 @@ def changes(facts: Facts, report: Report) -> tuple[Change, ...]:
         before = facts.value_of(name)
         if before is None:
             before = sysctls.get(name)
-        if name not in advised:
-            kept = Change(kind="unchanged", setting=name, before=before, after=before)
-            found.append(kept)
-            continue
-        one = advised[name]
+        one = advised.get(name)
+        after, level = (one.value, one.level) if one is not None else (before, "")
+        kind = _kind(before, after)
         found.append(
-            Change(
-                kind=_kind(before, one.value),
-                setting=name,
-                before=before,
-                after=one.value,
-                level=one.level,
-            )
+            Change(kind=kind, setting=name, before=before, after=after, level=level)
         )
     return tuple(found)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from drivetrain_fabric.adviser._acs import read_acs_bridges
 from drivetrain_fabric.adviser._conf import read_settings
 from drivetrain_fabric.adviser._facts import Adapter, Facts, Gid
-from drivetrain_fabric.adviser._versions import assumed_version, parse_version
+from drivetrain_fabric.adviser._versions import SYSCTLS, assumed_version, parse_version
 from drivetrain_fabric.topology import closeness, distance, read_topology
 from drivetrain_fabric.topology._sysfs import entries, read_text
 
@@ -27,25 +27,13 @@ if TYPE_CHECKING:
 
     from drivetrain_fabric.topology import Nic, Topology
 
-_SYSCTLS = (
-    "net.core.rmem_max",
-    "net.core.somaxconn",
-    "net.core.wmem_max",
-    "net.ipv4.conf.all.rp_filter",
-    "net.ipv4.tcp_congestion_control",
-    "net.ipv4.tcp_moderate_rcvbuf",
-    "net.ipv4.tcp_rmem",
-    "net.ipv4.tcp_slow_start_after_idle",
-    "net.ipv4.tcp_window_scaling",
-    "net.ipv4.tcp_wmem",
-)
 _WHEELS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 _MEMLOCK = re.compile(r"^Max locked memory\s+(\S+)", re.MULTILINE)
 _FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 _BYTES = re.compile(r"[0-9]{1,20}")
 _RELEASE = re.compile(r"([0-9]{1,9})\.([0-9]{1,9})")
 _FIELD = re.compile(r"^ *(roce_\w+) *\| *(0x[0-9a-fA-F]{1,8}) *$", re.MULTILINE)
-_LONGEST_TOOL_S = 10
+_LONGEST_TOOL_S, _NULL = 10, subprocess.DEVNULL
 _ERDMA_CARD = ("0x1ded", "0x107f")
 
 
@@ -173,16 +161,12 @@ def _roce_accl(nic: Nic) -> tuple[tuple[str, int], ...]:
         return ()
     command = [tool, "-d", nic.slot.address, "--reg_name", "ROCE_ACCL", "--get"]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_LONGEST_TOOL_S,
-            check=True,
+        shown = subprocess.check_output(
+            command, stdin=_NULL, stderr=_NULL, timeout=_LONGEST_TOOL_S
         )
     except (OSError, subprocess.SubprocessError):
         return ()
-    fields = _FIELD.findall(done.stdout.decode("ascii", "replace"))
+    fields = _FIELD.findall(shown.decode("ascii", "replace"))
     return tuple((name, int(text, 16)) for name, text in fields)
 
 
@@ -230,7 +214,7 @@ def _gdr_distance(topology: Topology | None) -> str | None:
 
 
 def _sysctl(proc_sys: Path) -> tuple[tuple[str, str], ...]:
-    values = ((n, read_text(proc_sys / n.replace(".", "/"))) for n in _SYSCTLS)
+    values = ((n, read_text(proc_sys / n.replace(".", "/"))) for n in SYSCTLS)
     return tuple((name, " ".join(text.split())) for name, text in values if text)
 
 

@@ -28,6 +28,9 @@ _MOST_SHOWN = 60
 _FOLDER = files("drivetrain_fabric.adviser")
 _HAND: dict[str, Any] = json.loads(_FOLDER.joinpath("settings.json").read_text("utf-8"))
 
+SYSCTLS: list[str] = _HAND["sysctls"]
+"""What the kernel is asked for."""
+
 ACCELERATION: list[dict[str, Any]] = _HAND["acceleration"]
 """Fields of the register ROCE_ACCL: what they should be, why, and who says so."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,14 +89,8 @@ def _compare(args: argparse.Namespace, spec: ClusterSpec | None) -> int:
         order = advise(clos, phases, nodes=range(clos.num_nodes)).order
         Path(args.advice).write_text("".join(f"{n}\n" for n in order))
     if args.json:
-        report = {
-            "gpus": num_gpus,
-            "fabric": asdict(clos),
-            "traffic": args.traffic,
-            "measures": [
-                asdict(each) | {"slowdown": each.slowdown} for each in measures
-            ],
-        }
+        report = {"gpus": num_gpus, "fabric": asdict(clos), "traffic": args.traffic}
+        report["measures"] = [asdict(m) | {"slowdown": m.slowdown} for m in measures]
         sys.stdout.write(f"{json.dumps(report, indent=2)}\n")
         return 0
     print_table(title, _table(measures))
@@ -149,25 +144,20 @@ def _with_failed(clos: Clos, num: int, seed: int) -> Clos:
     if not num:
         return clos
     ports = clos.tiers[0].uplinks
-    if not 0 < num <= clos.num_leaves * ports:
-        message = f"--failed must be 0 to {clos.num_leaves * ports}, got {num}"
+    most = clos.num_leaves * ports
+    if not 0 < num <= most:
+        message = f"--failed must be 0 to {most}, got {num}"
         raise FabricError(message)
-    chosen = np.random.default_rng(seed).choice(
-        clos.num_leaves * ports, size=num, replace=False
-    )
-    failed = tuple(
-        FailedLink(tier=0, switch=int(at) // ports, port=int(at) % ports)
-        for at in chosen
-    )
+    chosen = np.random.default_rng(seed).choice(most, size=num, replace=False)
+    places = (divmod(int(at), ports) for at in chosen)
+    failed = tuple(FailedLink(tier=0, switch=s, port=port) for s, port in places)
     return replace(clos, failed=failed)
 
 
 def _phases(args: argparse.Namespace, clos: Clos, num_gpus: int) -> tuple[Phase, ...]:
     if args.traffic not in (*COLLECTIVES, "job"):
-        message = (
-            f"--traffic must be one of {', '.join(COLLECTIVES)}, job, got "
-            f"{args.traffic!r}"
-        )
+        known = ", ".join(COLLECTIVES)
+        message = f"--traffic must be one of {known}, job, got {args.traffic!r}"
         raise FabricError(message)
     if args.traffic != "job":
         phase = collective(
@@ -201,22 +191,14 @@ def _run_incast(args: argparse.Namespace) -> int:
     scenario = incast(
         args.incast, bits_per_s=speed, uplink_ratio=ratio, buffer_bytes=1e6 * scale
     )
-    runs = {
-        "nothing": (None, None),
-        "PFC": (None, pfc),
-        "DCQCN and PFC": (Dcqcn(additive_bits_per_s=40e6 * scale), pfc),
-    }
+    dcqcn = Dcqcn(additive_bits_per_s=40e6 * scale)
+    run = partial(
+        run_scenario, scenario, seconds=_INCAST_S, step_s=2e-6, seed=args.seed
+    )
     found = {
-        name: run_scenario(
-            scenario,
-            seconds=_INCAST_S,
-            dcqcn=dcqcn,
-            marking=marking,
-            pfc=pause,
-            step_s=2e-6,
-            seed=args.seed,
-        )
-        for name, (dcqcn, pause) in runs.items()
+        "nothing": run(marking=marking),
+        "PFC": run(marking=marking, pfc=pfc),
+        "DCQCN and PFC": run(marking=marking, pfc=pfc, dcqcn=dcqcn),
     }
     title = f"{args.incast} senders to one, and a victim"
     if args.svg is not None:
@@ -231,12 +213,7 @@ def _run_incast(args: argparse.Namespace) -> int:
     rows = [["control", "senders", "victim", "queue", "paused", "lost"]]
     rows += [[name, *_incast_cells(trace)] for name, trace in found.items()]
     print_table(f"{title}, after 10 ms", rows)
-    rest = fixed_point(
-        args.incast,
-        speed,
-        dcqcn=Dcqcn(additive_bits_per_s=40e6 * scale),
-        marking=marking,
-    )
+    rest = fixed_point(args.incast, speed, dcqcn=dcqcn, marking=marking)
     sys.stdout.write(
         f"DCQCN comes to rest at {amount(rest.rate_bits_per_s, 'b/s')} a sender and a "
         f"queue of {amount(rest.queue_bytes, 'B')}\n"
@@ -262,17 +239,8 @@ def _plain_trace(trace: CongestionTrace) -> dict[str, object]:
 
 
 def _table(measures: Sequence[Measure]) -> list[list[str]]:
-    head = [
-        "placed",
-        "port up",
-        "QPs",
-        "leaves rack",
-        "port over",
-        "flow hit",
-        "time",
-        "x ideal",
-    ]
-    return [head, *map(_cells, measures)]
+    head = ["placed", "port up", "QPs", "leaves rack", "port over", "flow hit"]
+    return [[*head, "time", "x ideal"], *map(_cells, measures)]
 
 
 def _cells(measure: Measure) -> list[str]:

@@ -23,6 +23,7 @@ from drivetrain_fabric.network._traffic import (
 if TYPE_CHECKING:
     from drivetrain_fabric.network._clos import IntArray
 
+_DEGREES = ("tensor", "pipeline")
 COLLECTIVES = ("all-reduce", "tree", "all-gather", "reduce-scatter", "all-to-all")
 
 
@@ -77,26 +78,16 @@ class Job:
 
     def __post_init__(self) -> None:
         """Checks that the sizes divide each other."""
-        for name in (
-            "num_gpus",
-            "gpus_per_node",
-            "nics_per_node",
-            "tensor",
-            "pipeline",
-        ):
+        for name in ("num_gpus", "gpus_per_node", "nics_per_node", *_DEGREES):
             if getattr(self, name) < 1:
                 message = f"{name} must be at least 1, got {getattr(self, name)}"
                 raise FabricError(message)
-        for name, size, what, parts in (
-            ("num_gpus", self.num_gpus, "gpus_per_node", self.gpus_per_node),
-            ("gpus_per_node", self.gpus_per_node, "tensor", self.tensor),
-            (
-                "num_gpus",
-                self.num_gpus,
-                "tensor x pipeline",
-                self.tensor * self.pipeline,
-            ),
+        for name, what, parts in (
+            ("num_gpus", "gpus_per_node", self.gpus_per_node),
+            ("gpus_per_node", "tensor", self.tensor),
+            ("num_gpus", " x ".join(_DEGREES), self.tensor * self.pipeline),
         ):
+            size = getattr(self, name)
             if size % parts:
                 message = (
                     f"{name} must be a multiple of {what}, which is {parts}, got {size}"

@@ -10,6 +10,7 @@ from drivetrain_core.commands import deferred, integer, number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_NO_RAILS = "all cards of a node on one leaf"
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -27,37 +28,31 @@ class _Noted(argparse.Action):
         namespace.given |= {self.option_strings[0]}
 
 
-_DEFAULT = "(default: %(default)s)"
+def _of(
+    default: object, kind: Any = None, text: str = "", **more: Any
+) -> dict[str, Any]:
+    """Returns an option whose help ends with its default."""
+    text = f"{text} (default: %(default)s)".strip()
+    return {"type": kind, "default": default, "help": text, **more}
+
+
 OF_FABRIC: dict[str, dict[str, Any]] = {
-    "--gpus": {"type": integer(1), "default": 12288, "help": _DEFAULT},
-    "--gpus-per-node": {"type": integer(1), "default": 8, "help": _DEFAULT},
-    "--nics": {
-        "type": integer(1),
-        "default": 8,
-        "help": f"network cards of a node {_DEFAULT}",
-    },
-    "--nic-gbps": {"type": number(above=0), "default": 200, "help": _DEFAULT},
-    "--no-rails": {
-        "action": _Noted,
-        "nargs": 0,
-        "default": False,
-        "help": "all cards of a node on one leaf",
-    },
-    "--tiers": {"type": int, "choices": (2, 3), "default": 3, "help": _DEFAULT},
-    "--leaf-downlinks": {"type": integer(1), "default": 64, "help": _DEFAULT},
-    "--leaf-uplinks": {"type": integer(1), "default": 32, "help": _DEFAULT},
+    "--gpus": _of(12288, integer(1)),
+    "--gpus-per-node": _of(8, integer(1)),
+    "--nics": _of(8, integer(1), "network cards of a node"),
+    "--nic-gbps": _of(200, number(above=0)),
+    "--no-rails": {"action": _Noted, "nargs": 0, "default": False, "help": _NO_RAILS},
+    "--tiers": _of(3, int, choices=(2, 3)),
+    "--leaf-downlinks": _of(64, integer(1)),
+    "--leaf-uplinks": _of(32, integer(1)),
     "--spine-downlinks": {
         "type": integer(1),
         "help": "(default: 32, with two tiers 64)",
     },
-    "--spine-uplinks": {"type": integer(1), "default": 32, "help": _DEFAULT},
-    "--core-downlinks": {"type": integer(1), "default": 64, "help": _DEFAULT},
-    "--uplink-gbps": {"type": number(above=0), "default": 400, "help": _DEFAULT},
-    "--latency-us": {
-        "type": number(0),
-        "default": 5,
-        "help": f"node to node {_DEFAULT}",
-    },
+    "--spine-uplinks": _of(32, integer(1)),
+    "--core-downlinks": _of(64, integer(1)),
+    "--uplink-gbps": _of(400, number(above=0)),
+    "--latency-us": _of(5, number(0), "node to node"),
 }
 """What describes the fabric, for which a cluster file stands as well."""
 
@@ -76,38 +71,16 @@ def populate_simulate(commands: Any) -> None:
     parser.register("action", None, _Noted)
     _add_fabric(parser)
     _add_traffic(parser)
-    parser.add_argument(
-        "--placements",
-        metavar="LIST",
-        default="random,packed,advised",
-        help="of given, random, packed, advised (the default: %(default)s)",
-    )
-    parser.add_argument(
-        "--queue-pairs",
-        type=_counts,
-        metavar="LIST",
-        default="1,2,4,8",
-        help="of a connection (the default: %(default)s)",
-    )
-    parser.add_argument(
-        "--hash",
-        default="crc",
-        help="of switches: crc, unseeded, or random (the default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=integer(0), default=0, help="of hashes and order"
-    )
-    parser.add_argument(
-        "--seeds",
-        type=integer(1),
-        default=1,
-        help="how many are averaged over (default: 1)",
-    )
-    parser.add_argument(
-        "--advice", metavar="FILE", help="write the advised order of nodes, one a line"
-    )
-    parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    placements, names = "random,packed,advised", "of given, random, packed, advised"
+    add("--placements", metavar="LIST", **_of(placements, None, names))
+    add("--queue-pairs", metavar="LIST", **_of("1,2,4,8", _counts, "of a connection"))
+    add("--hash", **_of("crc", None, "of switches: crc, unseeded, or random"))
+    add("--seed", type=integer(0), default=0, help="of hashes and order")
+    add("--seeds", **_of(1, integer(1), "how many are averaged over"))
+    add("--advice", metavar="FILE", help="write the advised order of nodes, one a line")
+    add("--svg", metavar="FILE", help="write a picture as well")
+    add("--json", action="store_true", help="print JSON")
     # Other commands need no numpy.
     run = deferred("drivetrain_fabric.network._command:run_fabric")
     parser.set_defaults(run=run, given=frozenset())
@@ -115,49 +88,26 @@ def populate_simulate(commands: Any) -> None:
 
 def _add_fabric(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the fabric").add_argument
-    add(
-        "--spec",
-        metavar="FILE",
-        help="a cluster file, instead of all below but --failed",
-    )
+    text = "a cluster file, instead of all below but --failed"
+    add("--spec", metavar="FILE", help=text)
     for name, options in OF_FABRIC.items():
         add(name, **options)
-    add(
-        "--failed",
-        type=integer(0),
-        default=0,
-        help="ports up of leaves that fail, by chance",
-    )
+    text = "ports up of leaves that fail, by chance"
+    add("--failed", type=integer(0), default=0, help=text)
 
 
 def _add_traffic(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("the traffic").add_argument
-    add(
-        "--traffic",
-        default="all-reduce",
-        help="of all ranks: all-reduce, tree, all-gather, reduce-scatter, all-to-all, "
-        "or a step of a job: job (the default: %(default)s)",
-    )
-    add(
-        "--size",
-        type=_bytes(number(above=0)),
-        default="1G",
-        help="bytes of a rank's vector (default: %(default)s)",
-    )
-    add("--tensor", type=integer(1), default=8, help="of a job (default: %(default)s)")
-    add("--pipeline", type=integer(1), default=8, help="stages of a job (default: 8)")
-    add(
-        "--activations",
-        type=_bytes(number(0)),
-        default="256M",
-        help="bytes that a rank sends on in a step (default: %(default)s)",
-    )
-    add(
-        "--incast",
-        type=integer(1),
-        metavar="SENDERS",
-        help="instead: queues, pauses and a victim when so many send to one",
-    )
+    text = "of all ranks: all-reduce, tree, all-gather, reduce-scatter, all-to-all, "
+    text += "or a step of a job: job"
+    add("--traffic", **_of("all-reduce", None, text))
+    add("--size", **_of("1G", _bytes(number(above=0)), "bytes of a rank's vector"))
+    add("--tensor", **_of(8, integer(1), "of a job"))
+    add("--pipeline", **_of(8, integer(1), "stages of a job"))
+    text = "bytes that a rank sends on in a step"
+    add("--activations", **_of("256M", _bytes(number(0)), text))
+    text = "instead: queues, pauses and a victim when so many send to one"
+    add("--incast", type=integer(1), metavar="SENDERS", help=text)
 
 
 def _counts(text: str) -> list[int]:

@@ -141,13 +141,8 @@ def _draw_panel(
         _draw_column(sheet, topology, column, at, under, rails)
         at += _width(column)
     if not columns:
-        sheet.text(
-            middle,
-            under + _GAP + _PAD + 20,
-            "no GPU and no network card",
-            "faint",
-            anchor="middle",
-        )
+        nothing, below = "no GPU and no network card", under + _GAP + _PAD + 20
+        sheet.text(middle, below, nothing, "faint", anchor="middle")
     return width
 
 
@@ -206,10 +201,8 @@ def _draw_device(
         sheet.text(x + wide - 10, y + 18, model, "faint small", anchor="end")
     for i, line in enumerate(filter(None, lines)):
         is_bad = i == 0 and kind == "gpu" and _is_narrow(device)
-        shown = fit(line, wide - 20, 11)
-        sheet.text(
-            x + 10, y + 35 + 16 * i, shown, "warn small" if is_bad else "faint small"
-        )
+        shade = "warn small" if is_bad else "faint small"
+        sheet.text(x + 10, y + 35 + 16 * i, fit(line, wide - 20, 11), shade)
 
 
 def _is_narrow(device: Device) -> bool:
@@ -247,17 +240,9 @@ def _draw_nvlinks(
             sheet.text(left + 8, deep - 6, text, "faint small")
             for rail in (a, b):
                 sheet.joint(rail.gutter, deep)
-        sheet.wire(
-            [
-                (a.box_right, a.y),
-                (a.gutter, a.y),
-                (a.gutter, deep),
-                (b.gutter, deep),
-                (b.gutter, b.y),
-                (b.box_right, b.y),
-            ],
-            "nvwire",
-        )
+        points = [(a.box_right, a.y), (a.gutter, a.y), (a.gutter, deep)]
+        points += [(b.gutter, deep), (b.gutter, b.y), (b.box_right, b.y)]
+        sheet.wire(points, "nvwire")
     return bottom
 
 

@@ -31,13 +31,8 @@ if TYPE_CHECKING:
     from drivetrain_fabric.topology._matrix import LinkMatrix
     from drivetrain_fabric.topology._tree import Device
 
-_STYLES = {
-    "node": "bold",
-    "switch": "yellow",
-    "gpu": "green",
-    "nic": "cyan",
-    "off": "dim",
-}
+_STYLES = {"node": "bold", "switch": "yellow", "gpu": "green", "nic": "cyan"}
+_STYLES["off"] = "dim"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,17 +165,12 @@ def _link_tables(matrix: LinkMatrix) -> Iterator[tuple[str, list[list[str]]]]:
     )
     for title, unit, values in kinds:
         size, prefix = scale(max(map(max, values)) or 1.0)
-        rows = [
-            [
-                name,
-                *(
-                    "-" if a == b else f"{v / size:.3g}"
-                    for b, v in enumerate(values[a])
-                ),
-            ]
-            for a, name in enumerate(names)
-        ]
-        yield f"{title} in {prefix}{unit}, from row to column", [["", *names], *rows]
+        rows = [["", *names]]
+        for name, row in zip(names, values, strict=True):
+            cells = (f"{value / size:.3g}" for value in row)
+            rows.append([name, *cells])
+            rows[-1][len(rows) - 1] = "-"
+        yield f"{title} in {prefix}{unit}, from row to column", rows
 
 
 def _verdict(matrix: LinkMatrix, hosts: Iterable[Sequence[int]] | None) -> list[str]:

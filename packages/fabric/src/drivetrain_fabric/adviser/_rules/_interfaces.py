@@ -64,13 +64,9 @@ def advise_interfaces(facts: Facts) -> list[Advice | Gap]:
     if not is_loopback or facts.value_of(_GLOO) is not None:
         return found
     if facts.default_route is None:
-        return [
-            Gap(
-                subject="Gloo's interface",
-                lacks="the interface of the default route",
-                give=f"set {_GLOO} to the interface that reaches other hosts",
-            )
-        ]
+        lacks = "the interface of the default route"
+        give = f"set {_GLOO} to the interface that reaches other hosts"
+        return [Gap(subject="Gloo's interface", lacks=lacks, give=give)]
     because = (
         f"/etc/hosts says that this host is {facts.own_address}, an address that other "
         "hosts cannot reach, and Gloo tells them just that; it matters as soon as "

@@ -97,13 +97,9 @@ def _cross(facts: Facts) -> list[Advice | Gap]:
     if len(facts.rdma) < 2 or facts.value_of(_CROSS) is not None:
         return []
     if facts.shares_switch is None:
-        return [
-            Gap(
-                subject="crossing between cards",
-                lacks="whether all cards of a host hang on the same switch",
-                give="--cluster with a file that names the switch of each group",
-            )
-        ]
+        lacks = "whether all cards of a host hang on the same switch"
+        give = "--cluster with a file that names the switch of each group"
+        return [Gap(subject="crossing between cards", lacks=lacks, give=give)]
     if not facts.shares_switch:
         return []
     because = "all cards of a host hang on the same switch: using the same one at both "
