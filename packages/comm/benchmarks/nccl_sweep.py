@@ -12,12 +12,14 @@ NCCL_PROTO=LL128 makes NCCL use LL128 also where it would not dare to. A rule th
 that does nothing: the plug-in never forces what NCCL has ruled out.
 
 All settings are measured in turns, `--passes` times, so that a drift of the machine
-touches all of them. A time is that of the slowest rank.
+touches all of them. A time is that of the slowest rank. `--minutes 2` ends it in time for a
+job that waits; fewer sizes and collectives make more of two minutes.
 """
 
 import argparse
 import csv
 import json
+import math
 import os
 import signal
 import statistics
@@ -272,7 +274,9 @@ def sweep(arguments, command=None):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     settings = settings_of(arguments.collectives, arguments.channels, num_nodes())
     skipped = set()
-    columns = [field.name for field in fields(Measurement)]
+    deadline = time.monotonic() + 60 * (arguments.minutes or math.inf)
+    # Where a row was read is no part of what is measured.
+    columns = [field.name for field in fields(Measurement) if field.name != "where"]
     # The file is there after the first setting, and grows: a sweep that is cut off
     # leaves what it has found.
     out = Path(arguments.out) if rank == 0 else Path(os.devnull)
@@ -284,6 +288,11 @@ def sweep(arguments, command=None):
                 if at in skipped:
                     continue
                 key = f"{turn}-{at}"
+                if rank == 0:
+                    is_over = time.monotonic() > deadline
+                    store.set(f"nccl-sweep/{key}/goes-on", str(not is_over))
+                if store.get(f"nccl-sweep/{key}/goes-on") != b"True":
+                    return
                 text = run_setting(
                     [
                         *(command or [sys.executable, __file__]),
@@ -303,7 +312,8 @@ def sweep(arguments, command=None):
                     continue
                 for line in text.splitlines():
                     row = json.loads(line)
-                    rows.writerow({n: v for n, v in row.items() if v is not None})
+                    given = {n: row[n] for n in columns if row[n] is not None}
+                    rows.writerow(given)
                 file.flush()
                 if rank == 0:
                     print(f"pass {turn + 1}: {setting}", file=sys.stderr)
@@ -331,6 +341,9 @@ def parse(argv=None):
         help="of the whole (default: %(default)s)",
     )
     parser.add_argument("--passes", type=int, default=5, help="default: 5")
+    parser.add_argument(
+        "--minutes", type=float, help="when to end; what is not measured stays NCCL's"
+    )
     parser.add_argument(
         "--timeout", type=float, default=180, help="seconds for a setting (180)"
     )

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from drivetrain_comm.cli import main
-from drivetrain_comm.nccl import HostedTuner, load_table
+from drivetrain_comm.nccl import (
+    HostedTuner,
+    load_measurements,
+    load_table,
+    table_from,
+)
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 RESULTS = """collective,ranks,nodes,size_bytes,algorithm,protocol,channels,time_us
@@ -77,3 +82,32 @@ def test_sweep_refuses_a_machine_without_gpus():
     assert done.stderr == (
         "nccl_sweep: NCCL needs CUDA GPUs, and torch finds none here\n"
     )
+
+
+@pytest.mark.slow
+def test_sweep_that_runs_out_of_time_leaves_a_table_of_what_it_measured(tmp_path):
+    out = tmp_path / "results.csv"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [
+        "--nproc-per-node",
+        "2",
+        str(Path(__file__).with_name("sweep_on_gloo.py")),
+    ]
+    command += ["--collectives", "all_reduce", "--sizes", "1K,64K", "--minutes", "0.02"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [*command, "--out", str(out)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = load_measurements(out)
+    # The first setting took longer than the time: the others were not begun.
+    assert [(one.size_bytes, one.choice) for one in found] == [
+        (1024, None),
+        (65536, None),
+    ]
+    assert table_from(found).rules == ()
