@@ -324,3 +324,32 @@ def test_variables_of_others_are_left_alone(tmp_path, name):
 def test_slip_of_what_the_version_lacks_gets_no_word():
     line = Assignment(name="CCL_IB_RAIL_POLICY", value="1")
     assert check_settings(Facts(settings=(line,), nccl=(2, 12, 12))) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "number"),
+    [
+        ("NCCL_IB_TIMEOUT", "22", 22),
+        ("NCCL_IB_TIMEOUT", "022", 18),
+        ("NCCL_IB_TIMEOUT", " -0x10", -16),
+        ("NCCL_IB_TIMEOUT", "22 # seconds", 22),
+        ("NCCL_IB_TIMEOUT", "0o17", 0),
+        ("NCCL_IB_TIMEOUT", "long", 0),
+        ("NCCL_IB_TIMEOUT", "", None),
+        ("NCCL_IB_TIMEOUT", "9" * 5000, None),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", 2000),
+        ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000 rows", None),
+    ],
+)
+def test_advice_goes_by_the_number_that_is_read(name, value, number):
+    facts = Facts(settings=(Assignment(name=name, value=value),))
+    assert facts.number_of(name) == number
+
+
+def test_advice_on_a_time_out_that_is_no_number_is_on_what_nccl_reads():
+    line = Assignment(name="NCCL_UID_STAGGER_RATE", value="010")
+    found = {a.setting: a for a in advise(Facts(settings=(line,), ranks=5000)).advice}
+    assert "NCCL_UID_STAGGER_RATE" not in found
+    lines = (line, Assignment(name="TORCH_NCCL_RANKS_PER_ROOT", value="5000"))
+    found = {a.setting: a for a in advise(Facts(settings=lines, ranks=5000)).advice}
+    assert "5000 / 8 calls" in found["NCCL_UID_STAGGER_RATE"].because

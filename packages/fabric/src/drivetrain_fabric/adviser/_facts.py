@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from drivetrain_fabric.adviser._errors import AdviserError
+from drivetrain_fabric.adviser._versions import strtoll
 from drivetrain_fabric.topology import Nic  # noqa: TC001  (the reference resolves it)
 
 Transport = Literal["sockets", "infiniband", "roce", "erdma", "efa"]
@@ -202,17 +203,15 @@ class Facts:
         return next((s.value for s in self.settings if s.name == name), None)
 
     def number_of(self, name: str) -> int | None:
-        """Returns what a variable is set to, if that is a number that C can hold.
+        """Returns what a variable is read as, if that is a number that C can hold.
 
         Args:
-            name: The variable.
+            name: The variable; NCCL reads the beginning of a text, torch the whole.
         """
         text = self.value_of(name)
-        try:
-            number = int(text, 0) if text is not None else None
-        except ValueError:
-            return None
-        return number if number is None or abs(number) < 2**63 else None
+        number, rest = strtoll(text or "")
+        is_read = bool(text) and (not rest or name.startswith("NCCL_"))
+        return number if is_read and abs(number) < 2**63 else None
 
     def kernel_numbers(self, name: str) -> tuple[int, ...]:
         """Returns the numbers of a sysctl; none where it is not known.

@@ -279,7 +279,7 @@ def wrong_value(name: str, value: str, version: tuple[int, ...]) -> str | None:
 
 
 def _wrong_number(value: str, one: Setting, reader: str) -> str | None:
-    number, rest = _strtoll(value)
+    number, rest = strtoll(value)
     if rest:
         # NCCL looks at errno: what 64 bits do not hold is as if it were not set.
         is_held = _C_LIMITS[0] <= number <= _C_LIMITS[1]
@@ -308,8 +308,16 @@ def _wrong_list(value: str, one: Setting) -> str | None:
     return None
 
 
-def _strtoll(text: str) -> tuple[int, str]:
-    """Returns the number at the beginning of a text, as C reads it, and what follows."""
+def strtoll(text: str) -> tuple[int, str]:
+    """Returns the number at the beginning of a text, as C reads it, and what follows.
+
+    Args:
+        text: The text; without a number it is 0.
+
+    Example:
+        >>> strtoll("0x10"), strtoll("22 s"), strtoll("long")
+        ((16, ''), (22, 's'), (0, 'long'))
+    """
     match = _C_NUMBER.match(text)
     if match is None:
         return 0, text
