@@ -247,3 +247,32 @@ def test_ranks_that_join_average_over_those_left(monkeypatch):
     ):
         for one, other in zip(theirs, ours, strict=True):
             torch.testing.assert_close(one, other)
+
+
+def captured():
+    """Trains where some steps, the eighth to the tenth, are within a graph's capture."""
+    now = {"step": 0, "events": 0}
+    module = torch.get_device_module("sim")
+    module.is_current_stream_capturing = lambda: 8 <= now["step"] <= 10
+    event, forward = torch.Event, DistributedDataParallel.forward
+
+    def counted(*args, **kwargs):
+        now["events"] += module.is_current_stream_capturing()
+        return event(*args, **kwargs)
+
+    def next_step(self, *args):
+        now["step"] += 1
+        return forward(self, *args)
+
+    torch.Event = counted
+    DistributedDataParallel.forward = next_step
+    ours, (phase, _), _ = learned("plain", {}, num_steps=40)
+    now["step"] = -100
+    stock, _, _ = learned("plain", None, num_steps=40)
+    return all(map(torch.equal, stock, ours)), phase, now["events"]
+
+
+def test_nothing_waits_for_steps_that_a_graph_captures(monkeypatch):
+    monkeypatch.setenv("SIMULATED_ACCELERATOR", "devices=2")
+    for found in run_ranks(captured, 2, process_group=False):
+        assert found == (True, "committed", 0)

@@ -146,7 +146,7 @@ class Fusion:
         record = self._record()
         if record is not None:
             self.tuner.advance(record)
-        self._buckets, self._num_sent = [], 0
+        self._buckets, self._num_sent, self._last = [], 0, None
         self._began = self._mark()
 
     def _mark(self) -> Any:

@@ -52,11 +52,11 @@ class DeviceFusion(Fusion):
         ddp = self._ddp()
         assert ddp is not None
         self._device = next(p.device for p in ddp.parameters() if p.requires_grad)
-        self._module = torch.get_device_module(self._device)
-        try:
-            torch.Event(self._device, enable_timing=True)
-        except RuntimeError as error:
-            logger.info("gradients are left to torch: %s", error)
+        because = "the first step is captured by a graph"
+        if not self._is_captured():
+            because = _untimed_because(self._device)
+        if because:
+            logger.info("gradients are left to torch: %s", because)
             self._is_left = True
             return
         self.tuner = DeviceTuner(self.group, self._device)
@@ -67,16 +67,19 @@ class DeviceFusion(Fusion):
         super()._begin_step()
         self._num_steps += 1
         is_due = self.tuner.phase != "committed" or self._num_steps % _EVERY == 0
-        # What is captured runs later, if at all.
-        is_captured = getattr(self._module, "is_current_stream_capturing", bool)()
-        self._is_timed = self.compressor.is_timed = is_due and not is_captured
+        self._is_timed = self.compressor.is_timed = is_due and not self._is_captured()
         self._began = self._mark()
+
+    def _is_captured(self) -> bool:
+        # What is captured runs later, if at all, and nothing may wait for it.
+        module = torch.get_device_module(self._device)
+        return bool(getattr(module, "is_current_stream_capturing", bool)())
 
     def _mark(self) -> Any:
         return _mark(self._device) if self._is_timed else None
 
     def _record(self) -> StepRecord | None:
-        if self._last is None or not self._is_timed:
+        if self._last is None or not self._is_timed or self._is_captured():
             return None
         self._last.synchronize()
 
@@ -227,6 +230,15 @@ def cost_from(times: Mapping[int, float]) -> Callable[[int], Cost]:
         return Cost(busy_s=seconds, alone_s=seconds)
 
     return cost
+
+
+def _untimed_because(device: torch.device) -> str:
+    """Returns why events of a device tell no time; empty if they do."""
+    try:
+        torch.Event(device, enable_timing=True)
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 def _mark(device: torch.device) -> torch.Event:

@@ -68,7 +68,9 @@ class ReductionPlan:
 
     def __str__(self) -> str:
         """For people: `ring, 4 streams, buckets of 8 MiB`."""
-        sizes = [f"{size / (1 << 20):.3g}" for size in (*self.firsts, self.bucket_bytes)]
+        sizes = [
+            f"{size / (1 << 20):.3g}" for size in (*self.firsts, self.bucket_bytes)
+        ]
         if self.bucket_bytes == _ALL_BYTES:
             sizes[-1:] = []
         said = f"buckets of {', '.join(sizes)} MiB" if sizes else "all at once"
