@@ -20,6 +20,7 @@ from calls import calls
 from kills import kills
 from losses import losses
 from programs import random_programs
+from torch_tests import torch_tests
 from tuner import ablation, tuner
 
 from drivetrain_testing import Bar, run_bars
@@ -41,6 +42,11 @@ TABLE = [
         "random-programs",
         "1,000 programs: equal to stock, no hang, memory bounded",
         random_programs,
+    ),
+    (
+        "torch-tests",
+        ">= 200 rows, none wrong, none hangs, <= 10 % refused",
+        torch_tests,
     ),
     ("engine-call", "<= 1.5 x Gloo's, until its end", calls),
     *schedules.BARS,

@@ -159,6 +159,8 @@ def on_a_rank(kind, names):
     rows = all_rows()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    # What was imported stays: each row's end looks for what it has left.
+    gc.freeze()
     if kind != "stock":
         import drivetrain_comm
 
