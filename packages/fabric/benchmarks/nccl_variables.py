@@ -21,9 +21,9 @@ variable has these keys there:
     limit there may be the name of a macro, whose value is that of the release.
 `exact`
     Whether the case of words counts.
-`strict`
-    Of a `list`: NCCL does not start with a word that it does not know, and takes lists for
-    single functions: `allreduce:ring;broadcast:tree`. Others skip what they do not know.
+`functions`
+    Of a `list`: for which functions there may be lists: `allreduce:ring;broadcast:tree`.
+    Such a release does not start with what it does not know; others skip that.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _finished(
     if name in RULES["lists"]:
         known["kind"] = "list"
         known["words"] = _strings(everything, RULES["lists"][name])
-        known["strict"] = "Unrecognized element token" in everything
+        if "Unrecognized element token" in everything:
+            known["functions"] = _strings(everything, "ncclFuncStr")
     if known["kind"] == "level":
         words = _strings(everything, "topoPathTypeStr")
         known["words"] = words[: words.index("SYS") + 1] if "SYS" in words else words
@@ -170,7 +171,15 @@ def _finished(
             usual = known.get("default", "auto")
             least = values[0] if usual == "auto" else min(values[0], int(usual))
             known["range"] = [least, values[1]]
-    order = ("kind", "default", "range", "words", "exact", "strict", "line")
+    order = (
+        "kind",
+        "default",
+        "range",
+        "words",
+        "exact",
+        "functions",
+        "line",
+    )
     return {key: known[key] for key in order if known.get(key) not in (None, [], False)}
 
 

@@ -46,7 +46,8 @@ class Setting:
         range: The least and the largest number that it may be.
         words: What it, or what is in its list, may be; empty if it may be anything.
         exact: Whether the case of a word counts.
-        strict: Whether NCCL does not start with a list that it does not understand.
+        functions: Which functions may have lists of their own; NCCL does not start with
+            what it does not know then, and passes over it if there are none.
     """
 
     kind: str
@@ -55,7 +56,7 @@ class Setting:
     range: Sequence[int] = _C_LIMITS
     words: Sequence[str] = ()
     exact: bool = False
-    strict: bool = False
+    functions: Sequence[str] = ()
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -297,14 +298,22 @@ def _wrong_number(value: str, one: Setting, reader: str) -> str | None:
 
 def _wrong_list(value: str, one: Setting) -> str | None:
     """Returns the word that NCCL does not know, as in `allreduce:ring;broadcast:^tree`."""
-    words = [word.lower() for word in one.words]
-    does = "does not start with" if one.strict else "passes over"
-    for part in value.split(";") if one.strict else [value]:
-        listed = part.rpartition(":")[2] if one.strict else part
-        for word in listed.removeprefix("^").split(","):
-            if word and word.lower() not in words:
-                known = ", ".join(one.words)
-                return f"NCCL {does} {_shown(word)}: it knows {known}"
+    does = "does not start with" if one.functions else "passes over"
+    parts = [part for part in value.split(";") if part] if one.functions else [value]
+    for at, part in enumerate(parts):
+        function, colon, listed = (
+            part.partition(":") if one.functions else ("", "", part)
+        )
+        # Only the first list may be one for all functions.
+        asked = [(function, one.functions)] if colon or at else []
+        if one.functions:
+            listed = listed.partition(":")[0] if colon else function
+        asked += [
+            (word, one.words) for word in words.removeprefix("^").split(",") if word
+        ]
+        for word, known in asked:
+            if word.lower() not in map(str.lower, known):
+                return f"NCCL {does} {_shown(word)}: it knows {', '.join(known)}"
     return None
 
 
