@@ -301,16 +301,11 @@ def _wrong_list(value: str, one: Setting) -> str | None:
     does = "does not start with" if one.functions else "passes over"
     parts = [part for part in value.split(";") if part] if one.functions else [value]
     for at, part in enumerate(parts):
-        function, colon, listed = (
-            part.partition(":") if one.functions else ("", "", part)
-        )
+        first, *rest = part.split(":") if one.functions else [part]
         # Only the first list may be one for all functions.
-        asked = [(function, one.functions)] if colon or at else []
-        if one.functions:
-            listed = listed.partition(":")[0] if colon else function
-        asked += [
-            (word, one.words) for word in words.removeprefix("^").split(",") if word
-        ]
+        asked = [(first, one.functions)] if rest or at else []
+        listed = (rest[0] if rest else first).removeprefix("^").split(",")
+        asked += [(word, one.words) for word in listed if word]
         for word, known in asked:
             if word.lower() not in map(str.lower, known):
                 return f"NCCL {does} {_shown(word)}: it knows {', '.join(known)}"
