@@ -23,6 +23,7 @@ from drivetrain_comm.backend._process_group import (
 )
 from drivetrain_comm.ddp._attach import attach, bucket_cap_mb
 from drivetrain_comm.stores import register_redis
+from drivetrain_core import Numerics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,6 +126,9 @@ def is_enabled() -> bool:
 def status() -> tuple[str, ...]:
     """Returns what is tuned in this process: its groups, and gradients of DDP modules.
 
+    Of gradients it says how far they may be from torch's: by the order of additions, or,
+    where compression was asked for, by a lower precision.
+
     Example:
         >>> status()
         ()
@@ -134,8 +138,13 @@ def status() -> tuple[str, ...]:
         for group in distributed_c10d._world.pg_map
         if isinstance(group, TunedProcessGroup)
     ]
-    tuners = [fusion.tuner for fusion in _fusions.values()]
-    return (*groups, *(f"gradients, {t.phase}: {t.plan}" for t in tuners if t))
+    for fusion in _fusions.values():
+        if tuner := fusion.tuner:
+            exact = fusion.group.settings.compression == "none"
+            numerics = Numerics.REORDER if exact else Numerics.LOW_PRECISION
+            said = f"gradients, {tuner.phase}: {tuner.plan} ({numerics.name.lower()})"
+            groups.append(said)
+    return tuple(groups)
 
 
 def _patch(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
