@@ -1,5 +1,8 @@
 """Rows of torch's distributed_test: collectives and messages, in three kinds of groups."""
 
+import time
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch.distributed import ReduceOp
@@ -376,6 +379,33 @@ for _test, _program, _words in (
         f"{_words}, seen by torch.profiler",
         lambda program=_program: profiled(program, True),
     )
+
+
+@row("call_dist_op: an all-reduce", "events that end in another thread")
+def _():
+    dist.all_reduce(torch.ones(1))
+    events = []
+    for size in range(1, 41):
+        # What ends after the profiler has ended would be its end.
+        with torch.autograd.profiler.profile() as found:
+            dist.all_reduce(torch.ones(size))
+        events += [e for e in found.function_events if e.name == "gloo:all_reduce"]
+    return [event.is_async for event in events]
+
+
+@row("call_dist_op: works that are polled", "each event has ended with its work")
+def _():
+    dist.all_reduce(torch.ones(1))
+    events = []
+    for limit in [None, timedelta(seconds=5)] * 15:
+        with torch.autograd.profiler.profile() as found:
+            work = dist.all_reduce(torch.ones(5), async_op=True)
+            if limit:
+                work.wait(limit)
+            while not work.is_completed():
+                time.sleep(0)
+        events += [e for e in found.function_events if e.name == "gloo:all_reduce"]
+    return len(events)
 
 
 @row("test_irecv", "receives that are waited for")

@@ -1,7 +1,6 @@
 """Rows of torch's test_c10d_common and test_c10d_gloo that make their default group."""
 
 import logging
-import os
 import tempfile
 import threading
 from datetime import timedelta
@@ -41,16 +40,6 @@ def _():
         thread.start()
         thread.join(10)
         return found
-
-
-@row("TimeoutTest.test_store_based_barrier", "a rank does not come", alone=True)
-def _():
-    rank = int(os.environ["RANK"])
-    if rank == 2:
-        return None
-    limit = timedelta(seconds=1)
-    wait = distributed_c10d._store_based_barrier
-    return error_of(wait, rank, stores[-1], "_", 3, limit, limit / 2).kinds
 
 
 def alone_with(backend):

@@ -303,7 +303,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         work = EngineWork(ticket, list(tensors), self.notifier, last=copy_back)
         if copy_back is not None or profiler._is_profiler_enabled:
             # Nobody need wait for it.
-            work.get_future(self.name())
+            is_gloos = self._transport is not None and self._transport.lacks
+            work.get_future("" if is_gloos else self.name())
         self._begun = [one for one in self._begun if not one.is_completed()] + [work]
         return work
 
@@ -315,6 +316,8 @@ class TunedProcessGroup(dist.ProcessGroup):
         if not begun:
             return work
         both = torch.futures.collect_all([*begun, work.get_future()])
+        # It ends well whatever they do.
+        both = both.then(lambda done: [one.wait() for one in done.wait()])
         return _distributed_c10d._create_work_from_future(both)  # type: ignore[attr-defined]
 
     @_disable_dynamo

@@ -110,16 +110,15 @@ class EngineWork(Work):
         seconds = timeout.total_seconds() if timeout else 0.0
         if seconds <= 0:
             self._ticket.finish()
-            self._complete()
-            if self._future is not None:
-                self._future.wait()
-            return True
-        error = self._ticket.wait(seconds)
-        if error is None:
-            error = f"the collective has not ended within {seconds:g} s"
-        if error:
-            raise DistributedError(error)
+        else:
+            error = self._ticket.wait(seconds)
+            if error is None:
+                error = f"the collective has not ended within {seconds:g} s"
+            if error:
+                raise DistributedError(error)
         self._complete()
+        if self._future is not None:
+            self._future.wait()
         return True
 
     def is_completed(self) -> bool:
@@ -151,15 +150,17 @@ class EngineWork(Work):
         self._require_own_process()
         if self._future is None:
             self._future = torch.futures.Future()
+            ends: list[Any] = [(self._future, self._result)]
             if shown_as:
-                # First, so that it ends where the future is completed: in another thread.
-                show(shown_as, self._future)
-            elif self.is_success():
+                # Another future, which ends before: whoever waits may end the profiler.
+                ends.insert(0, (torch.futures.Future(), None))
+                show(shown_as, ends[0][0])
+            elif self._ticket.wait(0.0) == "":
                 # DDP takes the value of what it has waited for.
+                self._complete()
                 self._future.set_result(self._result)
                 return self._future
-            pair = self._future, self._result
-            self._notifier.tell(self._ticket, [pair], first=self._complete)
+            self._notifier.tell(self._ticket, ends, first=self._complete)
         return self._future
 
     def _require_own_process(self) -> None:
@@ -172,6 +173,8 @@ class EngineWork(Work):
         error = self._ticket.wait(0.0)
         if error == "":
             self._complete()
+            if self._future is not None and not self._future.done():
+                return None
         return error
 
     def _complete(self) -> None:
