@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import tempfile
 import time
 import weakref
@@ -53,6 +54,19 @@ def barrier_without_a_wait():
         dist.send(torch.ones(1), 1)
     barrier.wait()
     return ones.sum().item(), barrier.is_completed()
+
+
+def barrier_of_a_rank_that_has_left():
+    group = dist.new_group(timeout=timedelta(seconds=20))
+    dist.all_reduce(torch.ones(3), group=group)
+    said = "is lost|losed by peer|reset by peer"
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        with pytest.raises(RuntimeError) as error:
+            dist.barrier(group)
+        said = str(error.value)
+    dist.destroy_process_group(group)
+    return re.search("is lost|losed by peer|reset by peer", said) is not None
 
 
 def destroyed_after():
@@ -110,6 +124,7 @@ def meeting_of_a_late_rank():
 PARTS = {
     "barrier": (barrier_after, [2] * 4),
     "barrier without a wait": (barrier_without_a_wait, (24, True)),
+    "barrier, one has left": (barrier_of_a_rank_that_has_left, True),
     "destroyed": (destroyed_after, [2] * 3),
     "freed": (freed_after_futures, True),
     "empty": (empty_when_others_have_left, "no error"),

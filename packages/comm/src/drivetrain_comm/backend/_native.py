@@ -138,18 +138,8 @@ class Engine:
             DistributedError: The engine has ended, or memory is exhausted.
         """
         with self._use() as engine:
-            return engine.submit(
-                group,
-                program,
-                plan,
-                pieces,
-                type,
-                operation,
-                factor,
-                num_channels,
-                segment_bytes,
-                timeout_s,
-            )
+            request = (group, program, plan, pieces, type, operation, factor)
+            return engine.submit(*request, num_channels, segment_bytes, timeout_s)
 
     def fail_group(self, group: int, why: str) -> None:
         """Ends all collectives of a group with an error, on all its ranks."""

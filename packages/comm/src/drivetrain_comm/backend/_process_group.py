@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 # The world that is there when it is imported would stay alive in its default arguments.
 import torch.distributed.nn
-from torch._C import _distributed_c10d
 from torch._compile import _disable_dynamo
 from torch.autograd import profiler
 from torch.distributed.distributed_c10d import PrefixStore
@@ -315,10 +314,19 @@ class TunedProcessGroup(dist.ProcessGroup):
         begun = [one.get_future() for one in self._begun if not one.is_completed()]
         if not begun:
             return work
+        ticket = Ending()
+
+        def end(done: Any) -> None:
+            try:
+                torch.futures.wait_all(done.value())
+                ticket.end()
+            except Exception as error:  # noqa: BLE001
+                # Whoever waits gets it.
+                ticket.end(repr(error))
+
         both = torch.futures.collect_all([*begun, work.get_future()])
-        # It ends well whatever they do.
-        both = both.then(lambda done: [one.wait() for one in done.wait()])
-        return _distributed_c10d._create_work_from_future(both)  # type: ignore[attr-defined]
+        both.add_done_callback(end)
+        return EngineWork(ticket, [], self.notifier)
 
     @_disable_dynamo
     def allreduce_coalesced(
