@@ -102,9 +102,9 @@ def reduce_in_place(
             later /= group.size()
         wires = [target.detach().contiguous() for target in targets]
         _scale(wires, before)
-        options = dist.AllreduceOptions()
+        options = dist.AllreduceCoalescedOptions()
         options.reduceOp = _OPERATIONS[op]  # type: ignore[assignment]
-        works.append(group.allreduce(wires, options))
+        works.append(group.allreduce_coalesced(wires, options))
         after.append((targets, wires, later))
 
     def finish() -> Sequence[torch.Tensor]:
