@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from drivetrain_comm._settings import Settings
-from drivetrain_comm.ddp._on_device import DeviceTuner, cost_from
+from drivetrain_comm.ddp._on_device import DeviceTuner, OnDevice, cost_from
 from drivetrain_comm.ddp._predict import Bucket, merged, span_s
 from drivetrain_comm.ddp._reduction_plan import candidates_on_device
 
@@ -116,3 +116,50 @@ def test_without_tuning_buckets_are_torchs_own():
     assert tuner.phase == "committed"
     assert (tuner.plan.bucket_bytes, tuner.plan.limit(0)) == (25 * MB, MB)
     assert math.isfinite(tuner.plan.limit(1))
+
+
+class Backend:
+    """Keeps what it is asked for; raises an error at several tensors."""
+
+    def __init__(self, error=None):
+        self.inner = self
+        self.error = error
+        self.calls = []
+
+    def allreduce(self, tensors):
+        self.calls.append(len(tensors))
+
+    def allreduce_coalesced(self, tensors):
+        self.calls.append(len(tensors))
+        if self.error:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("dtype", "error", "calls"),
+    [
+        (torch.float32, None, [3]),
+        # What NCCL does not have.
+        (torch.complex64, None, [1, 1, 1]),
+        (torch.float32, RuntimeError("not supported"), [3, 1, 1, 1]),
+        (torch.float32, NotImplementedError("no kernel"), [3, 1, 1, 1]),
+    ],
+)
+def test_buckets_are_begun_at_once_where_the_backend_can(dtype, error, calls):
+    backend = Backend(error)
+    OnDevice(backend)._begin([torch.zeros(2, dtype=dtype) for _ in range(3)])
+    assert backend.calls == calls
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("full"), torch.distributed.DistBackendError("gone")],
+)
+def test_failure_of_one_rank_is_no_reason_to_reduce_one_by_one(error):
+    # The others wait for one collective of all.
+    backend = Backend(error)
+    reducer = OnDevice(backend)
+    with pytest.raises(type(error), match=str(error)):
+        reducer._begin([torch.zeros(2) for _ in range(3)])
+    assert backend.calls == [3]
+    assert reducer._is_coalesced

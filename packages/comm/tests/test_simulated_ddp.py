@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain_comm import _enable
-from drivetrain_core import DistributedError
 from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.simulated_accelerator
@@ -170,21 +169,6 @@ def test_device_without_timed_events_is_left_to_torch(monkeypatch):
     monkeypatch.setenv("SIMULATED_ACCELERATOR", "devices=2")
     for found in run_ranks(untimed, 2, process_group=False):
         assert found == (True, None)
-
-
-def compressed():
-    try:
-        return learned("plain", {"compression": "bf16"}, num_steps=1)
-    except DistributedError as error:
-        return str(error)
-
-
-def test_compression_on_a_device_is_refused(monkeypatch):
-    monkeypatch.setenv("SIMULATED_ACCELERATOR", "devices=2")
-    for said in run_ranks(compressed, 2, process_group=False):
-        assert said == (
-            "gradients cannot be compressed by bf16: the module is not on the CPU"
-        )
 
 
 def reduced_one_by_one():

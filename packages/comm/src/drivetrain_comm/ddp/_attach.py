@@ -14,6 +14,7 @@ from drivetrain_comm.ddp._fusion import Fusion, merge_buckets, require_exact
 from drivetrain_comm.ddp._on_device import DeviceFusion
 from drivetrain_comm.ddp._powersgd import PowerSGD
 from drivetrain_comm.selection._choice import STOCK
+from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # DDP's buckets are the grain of what can be merged: so many, within these sizes.
 _NUM_BUCKETS = 48
 _LEAST_MB, _MOST_MB = 0.5, 25.0
+_FOR_CPU = ("algorithm", "compression", "schedule", "streams")
 
 _COMPRESSORS: dict[str, Callable[[TunedProcessGroup], Compressor]] = {
     "none": Exact,
@@ -53,17 +55,23 @@ def bucket_cap_mb(
 
 
 def attach(ddp: Any) -> Fusion | None:
-    """Gives a DDP module the hook, unless it needs none; returns what it calls."""
+    """Gives a DDP module the hook, unless it needs none; returns what it calls.
+
+    Raises:
+        DistributedError: What is fixed cannot be done where the module is.
+    """
     group = ddp.process_group
     if not _is_tuned(group):
         return None
     parameters = [p for p in ddp.module.parameters() if p.requires_grad]
     devices = {parameter.device for parameter in parameters}
     is_on_cpu = all(device.type == "cpu" for device in devices)
+    for name in () if is_on_cpu else _FOR_CPU:
+        if getattr(group.settings, name) not in {None, "none", STOCK}:
+            message = f"{group.settings}: leave {name} out, which is for the CPU only"
+            raise DistributedError(message)
     obstacle = ""
-    if not is_on_cpu and group.settings.compression != "none":
-        obstacle = "the module is not on the CPU"
-    elif len(devices) > 1:
+    if len(devices) > 1:
         obstacle = "the module is on several devices"
     elif ddp.mixed_precision is not None:
         obstacle = "the module has a communication hook of its own"

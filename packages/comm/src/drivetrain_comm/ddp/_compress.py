@@ -27,12 +27,14 @@ class Part(NamedTuple):
         buffer: The gradients, averaged in place.
         size_bytes: What of it travels.
         matrices: Parameters and the views of their gradients, if they matter.
+        stream: Of a device, on which the buffer becomes ready.
     """
 
     future: torch.futures.Future[Any]
     buffer: torch.Tensor
     size_bytes: int
     matrices: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()
+    stream: Any = None
 
 
 class Outcome(Protocol):

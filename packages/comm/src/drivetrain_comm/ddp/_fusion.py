@@ -77,13 +77,12 @@ class Fusion:
     def take(self, bucket: GradBucket) -> AnyFuture:
         """Takes a bucket; the future holds its average over all ranks."""
         if self.hook is not None:
-            state, hook = self.hook
-            return hook(state, bucket)
+            return self.hook[1](self.hook[0], bucket)
         ddp = self._ddp()
         if ddp is not None and not getattr(ddp, "_divide_by_initial_world_size", True):
             return self._average_of_active(bucket)
         if self.tuner is None and not self._is_left:
-            self._start()
+            self._start(bucket)
         if self._is_left:
             return allreduce_hook(self.group, bucket)
         if bucket.index() == 0:
@@ -110,7 +109,7 @@ class Fusion:
         require_exact(self.group, "the module has a communication hook of its own")
         self.hook = state, hook
 
-    def _start(self) -> None:
+    def _start(self, _: GradBucket) -> None:
         """Measures, with all other ranks, unless torch is to do it all."""
         lacks = self.group.transport.lacks
         if lacks:
@@ -133,10 +132,9 @@ class Fusion:
         counted = self.group.allreduce([count])
         work = self.group.allreduce([bucket.buffer()])
 
-        def divide(future: torch.futures.Future[Any]) -> torch.Tensor:
+        def divide(future: torch.futures.Future[Any]) -> Any:
             counted.wait()
-            total: torch.Tensor = future.value()[0]
-            return total.div_(count)
+            return future.value()[0].div_(count)
 
         return work.get_future().then(divide)
 

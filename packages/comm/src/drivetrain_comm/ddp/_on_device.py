@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from drivetrain_comm.ddp._compress import Part
 from drivetrain_comm.ddp._ddp_tuner import DdpTuner, StepRecord
-from drivetrain_comm.ddp._fusion import Fusion
+from drivetrain_comm.ddp._fusion import Fusion, require_exact
 from drivetrain_comm.ddp._predict import Bucket
 from drivetrain_comm.ddp._reduction_plan import (
     FIRST_BYTES,
@@ -48,15 +48,15 @@ class DeviceFusion(Fusion):
     _is_timed = True
     _num_steps = 0
 
-    def _start(self) -> None:
-        ddp = self._ddp()
-        assert ddp is not None
-        self._device = next(p.device for p in ddp.parameters() if p.requires_grad)
-        because = "the first step is captured by a graph"
-        if not self._is_captured():
-            because = _untimed_because(self._device)
-        if because:
-            logger.info("gradients are left to torch: %s", because)
+    def _start(self, bucket: GradBucket) -> None:
+        self._device = bucket.buffer().device
+        try:
+            torch.Event(self._device, enable_timing=True)
+            obstacle = "the first step is captured by a graph" * self._is_captured()
+        except RuntimeError as error:
+            obstacle = str(error)
+        if obstacle:
+            require_exact(self.group, obstacle)
             self._is_left = True
             return
         self.tuner = DeviceTuner(self.group, self._device)
@@ -76,7 +76,8 @@ class DeviceFusion(Fusion):
         return bool(getattr(module, "is_current_stream_capturing", bool)())
 
     def _mark(self) -> Any:
-        return _mark(self._device) if self._is_timed else None
+        is_told = self._is_timed and not self._is_captured()
+        return _mark(self._device) if is_told else None
 
     def _record(self) -> StepRecord | None:
         if self._last is None or not self._is_timed or self._is_captured():
@@ -106,23 +107,27 @@ class OnDevice:
     def __init__(self, group: TunedProcessGroup) -> None:
         """Keeps the group."""
         self._group = group
-        self._is_coalesced = True
-        self.is_timed = True
+        self._is_coalesced = self.is_timed = True
 
     def accept(self, bucket: GradBucket) -> Part:
-        """Returns the bucket as it is."""
+        """Returns the bucket as it is, with the stream on which it becomes ready."""
         buffer = bucket.buffer()
         done: AnyFuture = torch.futures.Future(devices=[buffer.device])
-        return Part(done, buffer, buffer.nbytes)
+        stream = torch.accelerator.current_stream(buffer.device)
+        return Part(done, buffer, buffer.nbytes, stream=stream)
 
     def reduce(self, parts: Sequence[Part], _: object) -> torch.Event | None:
         """Averages in place; returns the event of the end, recorded by the device."""
         buffers = [part.buffer for part in parts]
-        # Divided first, as torch's DDP does: the sums are the same.
-        torch._foreach_div_(buffers, self._group.size())
+        here = torch.accelerator.current_stream(buffers[0].device)
+        for part in parts:
+            if part.stream != here:
+                here.wait_stream(part.stream)
+            # Scaled first, and by a product, as torch's DDP does: the sums are the same.
+            # Of all at once, the factor has no more bits than they.
+            part.buffer.mul_(1 / self._group.size())
         works = self._begin(buffers)
-        device = buffers[0].device
-        end = torch.Event(device, enable_timing=True) if self.is_timed else None
+        end = torch.Event(here.device, enable_timing=True) if self.is_timed else None
 
         def complete(_: object) -> None:
             try:
@@ -142,15 +147,16 @@ class OnDevice:
         return end
 
     def _begin(self, buffers: list[torch.Tensor]) -> list[dist.Work]:
-        inner = self._group.inner
-        if self._is_coalesced and len(buffers) > 1:
+        # NCCL takes complex numbers one by one only.
+        if self._is_coalesced and len(buffers) > 1 and not buffers[0].is_complex():
             try:
-                options = dist.AllreduceCoalescedOptions()
-                return [inner.allreduce_coalesced(buffers, options)]
+                return [self._group.inner.allreduce_coalesced(buffers)]
             except RuntimeError as error:
+                if type(error) not in {RuntimeError, NotImplementedError}:
+                    raise
                 logger.warning("gradients are reduced one by one: %s", error)
                 self._is_coalesced = False
-        return [inner.allreduce([buffer]) for buffer in buffers]
+        return [self._group.inner.allreduce([buffer]) for buffer in buffers]
 
 
 class DeviceTuner(DdpTuner):
@@ -168,6 +174,7 @@ class DeviceTuner(DdpTuner):
         """Times all-reduces of a few sizes."""
         self._device = device
         super().__init__(group)
+        self._may_recall = False
 
     def _measure(self) -> None:
         if not self._group.settings.tune:
@@ -175,7 +182,7 @@ class DeviceTuner(DdpTuner):
         times: dict[int, float] = {}
         reduce = self._group.inner.allreduce
         for size in _SIZES:
-            scratch = torch.zeros(size // 4, device=self._device)
+            scratch = torch.zeros(size // 4, dtype=torch.float32, device=self._device)
             reduce([scratch]).wait()
             begin = _mark(self._device)
             for _ in range(_NUM_TIMED):
@@ -190,7 +197,7 @@ class DeviceTuner(DdpTuner):
     def _agree(self, values: Sequence[float]) -> list[float]:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        told = torch.tensor(values, dtype=torch.float64, device=self._device)
+        told = torch.tensor(values, dtype=torch.float32, device=self._device)
         self._group.inner.allreduce([told], options).wait()
         return told.tolist()
 
@@ -199,9 +206,6 @@ class DeviceTuner(DdpTuner):
 
     def _predict(self, buckets: list[Bucket]) -> list[tuple[ReductionPlan, float]]:
         return candidates_on_device(buckets, self._cost, self._group.settings)
-
-    def _known(self, _: StepRecord) -> None:
-        return None
 
     def _keep(self, *_: object) -> None: ...
 
@@ -230,15 +234,6 @@ def cost_from(times: Mapping[int, float]) -> Callable[[int], Cost]:
         return Cost(busy_s=seconds, alone_s=seconds)
 
     return cost
-
-
-def _untimed_because(device: torch.device) -> str:
-    """Returns why events of a device tell no time; empty if they do."""
-    try:
-        torch.Event(device, enable_timing=True)
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def _mark(device: torch.device) -> torch.Event:
