@@ -1,6 +1,8 @@
 """The commands of `drivetrain comm`, alone and on ranks."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -26,6 +28,15 @@ def test_sizes_that_are_none_are_refused(sizes, capsys):
         main(["bench", f"--sizes={sizes}"])
     assert stopped.value.code == 2
     assert "argument --sizes: a size is " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["--help"], ["-c", "print(1)"]])
+def test_program_that_runs_a_script_says_how_to_call_it(words):
+    command = [sys.executable, "-m", "drivetrain_comm.auto", *words]
+    found = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert found.returncode != 0
+    assert found.stderr.startswith("usage: python -m drivetrain_comm.auto ")
+    assert found.stderr.count("\n") == 1
 
 
 def on_a_rank(words):

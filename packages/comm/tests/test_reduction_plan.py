@@ -183,6 +183,8 @@ def test_trial_drops_what_is_hopeless_at_once():
         ({"compression": "int3"}, "compression"),
         ({"socket_buffer_kb": -5}, "socket_buffer_kb"),
         ({"speed": 9}, "speed"),
+        ({"tune": "0"}, "tune must be True or False"),
+        ({"cache": "/tmp/folder"}, "cache must be True or False"),
     ],
 )
 def test_settings_refuse_what_cannot_be(given, says):

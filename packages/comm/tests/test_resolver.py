@@ -49,6 +49,23 @@ def test_resolver_of_a_slow_name():
     assert "'ADDRESS master'" in finding.fix
 
 
+def test_master_that_has_no_address(monkeypatch):
+    def answer(name, port):
+        if name == "typo":
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET6, 1, 6, "", ("fd00::1", 0, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    (finding, *_) = startup_findings(world_size=8, master="typo")
+    assert finding.level == "bad"
+    assert "no address of typo" in finding.because
+    assert "Name or service not known" in finding.because
+    assert finding.fix
+    # One of IPv6 alone is an address as well.
+    (finding, *_) = startup_findings(world_size=8, master="six")
+    assert "no address" not in finding.because
+
+
 @pytest.mark.parametrize(("value", "level"), [(None, "ok"), (100, "ok"), (99, "warn")])
 def test_somaxconn(value, level):
     finding = judge("somaxconn", Surroundings(somaxconn=value))

@@ -135,7 +135,7 @@ def probe(master: str, most_s: float = 6.0) -> Surroundings:
         most_s: How long the resolver may take.
     """
     deadline = time.monotonic() + most_s
-    forward = _ask([master], socket.gethostbyname, deadline)[0]
+    forward = _ask([master], _address_of, deadline)[0]
     address = forward.answer if _is_address(forward.answer) else None
     targets = dict.fromkeys(a for a in (address, _own_address(address)) if a)
     back = _ask([f"::ffff:{target}" for target in targets], _name_of, deadline)
@@ -153,6 +153,11 @@ def _judge_resolver(lookups: Sequence[Lookup]) -> Finding:
     slowest = max(lookups, key=lambda lookup: lookup.seconds, default=None)
     if slowest is None:
         return Finding(name="resolver", level="ok", because="nothing was asked")
+    for one in lookups:
+        if "::ffff:" not in one.asked and (one.answer or "").startswith("none"):
+            because = f"there is no address of {one.asked}: {one.answer}"
+            fix = "add it to /etc/hosts on all hosts, or give rank 0's host by its address"
+            return Finding(name="resolver", level="bad", because=because, fix=fix)
     took = f"{slowest.seconds:.2f} s"
     because = f"looking up {slowest.asked} took {took}"
     if slowest.answer is None:
@@ -267,6 +272,11 @@ def _ask(
         Lookup(asked=name, seconds=seconds, answer=answer)
         for name, (seconds, answer) in found.items()
     ]
+
+
+def _address_of(name: str) -> str:
+    # The first is of IPv4, if there is any.
+    return str(min(socket.getaddrinfo(name, None))[4][0])
 
 
 def _name_of(address: str) -> str:

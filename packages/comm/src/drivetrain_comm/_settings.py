@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
-_MOST_BUCKET_MB = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,26 +55,25 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        if self.algorithm is not None and self.algorithm not in ALGORITHMS:
-            _refuse("algorithm", self.algorithm, f"one of {', '.join(ALGORITHMS)}")
-        if self.schedule is not None and self.algorithm is not None:
-            _refuse("schedule", self.schedule, "left out, or algorithm must be")
-        if self.compression not in COMPRESSIONS:
-            _refuse(
-                "compression", self.compression, f"one of {', '.join(COMPRESSIONS)}"
-            )
-        if self.streams is not None and self.streams not in range(1, MOST_STREAMS + 1):
-            _refuse("streams", self.streams, f"1 to {MOST_STREAMS}")
-        if self.bucket_mb is not None and not 0 < self.bucket_mb <= _MOST_BUCKET_MB:
-            _refuse(
-                "bucket_mb", self.bucket_mb, f"more than 0, at most {_MOST_BUCKET_MB}"
-            )
-        if self.powersgd_rank < 1:
-            _refuse("powersgd_rank", self.powersgd_rank, "1 or more")
-        if self.powersgd_start_after < 0:
-            _refuse("powersgd_start_after", self.powersgd_start_after, "0 or more")
-        if not 0 <= self.socket_buffer_kb <= 1 << 20:
-            _refuse("socket_buffer_kb", self.socket_buffer_kb, "0 to 1048576")
+        algorithms, compressions = map(", ".join, (ALGORITHMS, COMPRESSIONS))
+        known = self.algorithm in (None, *ALGORITHMS)
+        one_alone = None in (self.schedule, self.algorithm)
+        streams = (None, *range(1, MOST_STREAMS + 1))
+        bucket = 1 if self.bucket_mb is None else self.bucket_mb
+        for name, fits, wanted in (
+            ("algorithm", known, f"one of {algorithms}"),
+            ("schedule", one_alone, "left out where algorithm is given"),
+            ("compression", self.compression in COMPRESSIONS, f"one of {compressions}"),
+            ("streams", self.streams in streams, f"1 to {MOST_STREAMS}"),
+            ("bucket_mb", 0 < bucket <= 4096, "more than 0, at most 4096"),
+            ("powersgd_rank", self.powersgd_rank >= 1, "1 or more"),
+            ("powersgd_start_after", self.powersgd_start_after >= 0, "0 or more"),
+            ("socket_buffer_kb", 0 <= self.socket_buffer_kb <= 1 << 20, "0 to 1048576"),
+            ("tune", isinstance(self.tune, bool), "True or False"),
+            ("cache", isinstance(self.cache, bool), "True or False"),
+        ):
+            if not fits:
+                _refuse(name, getattr(self, name), wanted)
 
     def __str__(self) -> str:
         """What differs from the default: `bucket_mb=8`."""

@@ -18,11 +18,12 @@ enable()
 
 def _main() -> None:
     arguments = sys.argv[1:]
-    if not arguments or arguments == ["-m"]:
+    first = (*arguments, "-")[0]
+    if first.startswith("-") and (first != "-m" or len(arguments) == 1):
         sys.exit(
             "usage: python -m drivetrain_comm.auto [-m MODULE | SCRIPT] [ARGUMENT]..."
         )
-    if arguments[0] == "-m":
+    if first == "-m":
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return

@@ -63,8 +63,7 @@ def _run(args: argparse.Namespace) -> int:
         best = min(found[name][at] for name in names)
         cells = [_cell(found[name][at], best) for name in names]
         rows.append([human(size), *cells])
-    title = f"all-reduce on hosts with {hosts} ranks, milliseconds"
-    print_table(title, rows)
+    print_table(f"all-reduce on hosts with {hosts} ranks, milliseconds", rows)
     return 0
 
 

@@ -14,9 +14,6 @@ from drivetrain_core.tables import print_table
 if TYPE_CHECKING:
     import argparse
 
-_DEFAULT_RANKS = 8
-_MOST = 10**9
-
 
 def populate(commands: Any) -> None:
     """Adds the command."""
@@ -25,15 +22,15 @@ def populate(commands: Any) -> None:
         help="look for what makes a start slow, or fail, on this host",
         allow_abbrev=False,
     )
-    text = f"of the job (the default: {_DEFAULT_RANKS})"
-    parser.add_argument("--ranks", type=integer(1, _MOST), help=text)
+    parser.add_argument(
+        "--ranks", type=integer(1, 10**9), default=8, help="of the job (the default: 8)"
+    )
     parser.add_argument("--master", metavar="HOST", help="where rank 0 runs")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
-    ranks = args.ranks or _DEFAULT_RANKS
     lacks = _native.missing_because()
     engine = Finding(
         name="engine",
@@ -41,12 +38,12 @@ def _run(args: argparse.Namespace) -> int:
         because=lacks or "the native engine is there",
         fix="install the package again, with a C++ compiler" if lacks else "",
     )
-    found = [engine, *startup_findings(world_size=ranks, master=args.master)]
+    found = [engine, *startup_findings(world_size=args.ranks, master=args.master)]
     if args.json:
         plain = [{"kind": "finding", **asdict(one)} for one in found]
         print(json.dumps(plain, indent=2))
     else:
         rows = [["what", "state", "because", "what helps"]]
         rows += [[one.name, one.level, one.because, one.fix or ""] for one in found]
-        print_table(f"before a job of {ranks} ranks", rows)
+        print_table(f"before a job of {args.ranks} ranks", rows)
     return int("bad" in [one.level for one in found])

@@ -39,8 +39,7 @@ def populate(commands: Any) -> None:
         "--size",
         type=size,
         default="64M",
-        help="of the vector, in MiB or so (the default: %(default)s); for gradients that "
-        "of a bucket",
+        help="such as 8M, for gradients that of a bucket (the default: %(default)s)",
     )
     parser.add_argument("--root", type=integer(0), default=0, help="of a broadcast")
     parser.add_argument(
