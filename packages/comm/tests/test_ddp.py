@@ -229,6 +229,34 @@ def test_rank_that_leaves_while_stock_reduces_is_no_hang():
     assert "Error" in told
 
 
+def averaged_halves(kind):
+    """Returns an average that sixteen bits hold, of gradients whose sum they do not."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    from drivetrain_comm import _enable
+    from drivetrain_comm.ddp._ddp_tuner import DdpTuner
+    from drivetrain_comm.ddp._reduction_plan import stock_plan
+
+    _enable.enable(cache=False)
+    DdpTuner._cold = lambda tuner: stock_plan(tuner._group.settings)
+    dist.init_process_group("gloo")
+    ddp = DistributedDataParallel(torch.nn.Linear(8, 8).half())
+    found = []
+    with ddp.join(divide_by_initial_world_size=kind != "active"):
+        for _ in range(2):
+            ddp.zero_grad()
+            (ddp(torch.ones(1, 8).half()) * 40000).sum().backward()
+            found += [p.grad.tolist() for p in ddp.parameters()]
+    dist.barrier()
+    dist.destroy_process_group()
+    return found == [[[40000.0] * 8] * 8, [40000.0] * 8] * 2
+
+
+@pytest.mark.parametrize("kind", ["stock", "active"])
+def test_gradients_are_scaled_before_their_sum(kind):
+    assert run_ranks(averaged_halves, 2, kind, process_group=False) == [True, True]
+
+
 def joins():
     from torch.nn.parallel import DistributedDataParallel
 

@@ -7,7 +7,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import torch
 import torch.distributed as dist
 
 from drivetrain_core import DistributedError
@@ -15,6 +14,7 @@ from drivetrain_core import DistributedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import torch
     from torch.distributed import ProcessGroup
 
 _POLL_S = 0.001
@@ -68,7 +68,9 @@ class TorchTicket(Ending):
         """Begins."""
         super().__init__()
         self._tensors = list(tensors)
-        self._divisor = group.size() if operation == "AVG" else 1
+        for tensor in tensors if operation == "AVG" else ():
+            # Before the sum, which sixteen bits may not hold, as torch's DDP does.
+            tensor.detach().mul_(1 / group.size())
         self._lock = threading.Lock()
         reduce_op = getattr(dist.ReduceOp, "SUM" if operation == "AVG" else operation)
         if len(tensors) == 1:
@@ -103,8 +105,6 @@ class TorchTicket(Ending):
             if error is None:
                 try:
                     self._work.wait()
-                    if self._divisor > 1:
-                        torch._foreach_div_(self._tensors, self._divisor)
                 except Exception as problem:  # noqa: BLE001
                     error = f"torch's backend: {problem}"
                 self.end(error or "")

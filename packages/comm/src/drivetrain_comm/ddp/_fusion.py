@@ -129,14 +129,10 @@ class Fusion:
         # Not in the dtype of the bucket, in which 257 may be no number.
         active = float(torch._C._current_graph_task_id() >= 0)
         count = torch.tensor([active], device=bucket.buffer().device)
-        counted = self.group.allreduce([count])
-        work = self.group.allreduce([bucket.buffer()])
-
-        def divide(future: torch.futures.Future[Any]) -> Any:
-            counted.wait()
-            return future.value()[0].div_(count)
-
-        return work.get_future().then(divide)
+        self.group.allreduce([count]).wait()
+        # Before the sum, which sixteen bits may not hold, as torch's DDP does.
+        work = self.group.allreduce([bucket.buffer().mul_(1 / count)])
+        return work.get_future().then(lambda future: future.value()[0])
 
     def _begin_step(self) -> None:
         assert self.tuner is not None
