@@ -17,6 +17,9 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from redis_server import RedisServer
 
+# They fill one table, which a second import, for doctests, would fill twice.
+collect_ignore_glob = ["torch_*rows.py"]
+
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch, tmp_path_factory):

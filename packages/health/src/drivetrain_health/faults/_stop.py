@@ -32,12 +32,13 @@ def stop(target: Target, *, tree: bool = False) -> Iterator[None]:
 
     Example:
         >>> import subprocess
-        >>> worker = subprocess.Popen(["sleep", "0.01"])
+        >>> worker = subprocess.Popen(["sleep", "3600"])
         >>> with stop(worker):
         ...     print(worker.poll())
         None
+        >>> worker.kill()
         >>> worker.wait()
-        0
+        -9
     """
     with frozen(target, tree=tree):
         yield
