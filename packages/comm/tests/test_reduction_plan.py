@@ -149,6 +149,16 @@ def plans(num):
     ]
 
 
+def test_variable_that_nobody_reads_is_told(caplog):
+    given = {"DRIVETRAIN_COMM_STREEMS": "4", "DRIVETRAIN_COMM_HOST": "a", "HOME": "/"}
+    assert settings_from(given) == Settings()
+    (said,) = caplog.messages
+    assert said == (
+        "DRIVETRAIN_COMM_STREEMS is no variable of drivetrain-comm: "
+        "DRIVETRAIN_COMM_STREAMS is"
+    )
+
+
 @pytest.mark.parametrize("num", [1, 2, 3, 6])
 @pytest.mark.parametrize("seed", range(10))
 def test_trial_finds_the_fastest_in_time(num, seed):
@@ -185,6 +195,15 @@ def test_trial_drops_what_is_hopeless_at_once():
         ({"speed": 9}, "speed"),
         ({"tune": "0"}, "tune must be True or False"),
         ({"cache": "/tmp/folder"}, "cache must be True or False"),
+        ({"bucket_mb": "8"}, "bucket_mb must be a number, got '8'"),
+        ({"streams": True}, "streams must be an integer, got True"),
+        ({"powersgd_rank": "4"}, "powersgd_rank must be an integer, got '4'"),
+        ({"algorithm": "stock", "streams": 2}, "algorithm must be left out where"),
+        ({"algorithm": "stock", "bucket_mb": 2}, "algorithm must be left out where"),
+        (
+            {"algorithm": "stock", "compression": "bf16"},
+            "algorithm must be left out where",
+        ),
     ],
 )
 def test_settings_refuse_what_cannot_be(given, says):

@@ -177,7 +177,8 @@ def _with_tuned_group(original: Callable[..., Any]) -> Callable[..., Any]:
         # Eager NCCL binds a device, which torch does for its own backends only.
         kwargs.pop("device_id", None)
         group, place = original(size, rank, ranks, BACKEND, store, *args, **kwargs)
-        logger.info("made by drivetrain-comm: %s", group)
+        if rank == 0:
+            logger.info("made by drivetrain-comm: %s", group)
         is_asked = str(backend).lower() == BACKEND
         if isinstance(group, TunedProcessGroup) and not is_asked:
             # Whoever asks for the backend is told what the script has named.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
 import os
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_comm.selection._choice import ALGORITHMS, MOST_STREAMS
+from drivetrain_comm.selection._choice import ALGORITHMS, MOST_STREAMS, STOCK
 from drivetrain_core import DistributedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+logger = logging.getLogger(__name__)
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 
@@ -55,13 +59,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Checks the values."""
+        for name, kinds in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and type(value) not in kinds:
+                _refuse(name, value, _WANTED[kinds[-1]])
         algorithms, compressions = map(", ".join, (ALGORITHMS, COMPRESSIONS))
+        others = (self.streams, self.bucket_mb, self.schedule)
+        alone = others == (None, None, None) and self.compression == "none"
         known = self.algorithm in (None, *ALGORITHMS)
         one_alone = None in (self.schedule, self.algorithm)
         streams = (None, *range(1, MOST_STREAMS + 1))
         bucket = 1 if self.bucket_mb is None else self.bucket_mb
         for name, fits, wanted in (
             ("algorithm", known, f"one of {algorithms}"),
+            (
+                "algorithm",
+                alone or self.algorithm != STOCK,
+                "left out where streams, bucket_mb, schedule or compression are given",
+            ),
             ("schedule", one_alone, "left out where algorithm is given"),
             ("compression", self.compression in COMPRESSIONS, f"one of {compressions}"),
             ("streams", self.streams in streams, f"1 to {MOST_STREAMS}"),
@@ -104,9 +119,15 @@ def settings_from(
     for name in given:
         if name not in known:
             _refuse("a setting", name, f"one of {', '.join(sorted(known))}")
+    for variable in sorted(environment):
+        name = variable.removeprefix(_PREFIX)
+        if name != variable and name.lower() not in {*_CONVERT, *_OTHERS}:
+            near = ", ".join(difflib.get_close_matches(name.lower(), _CONVERT, 1))
+            hint = f": {_PREFIX}{near.upper()} is" if near else ""
+            logger.warning("%s is no variable of drivetrain-comm%s", variable, hint)
     found = {name: value for name, value in given.items() if value is not None}
     for name, convert in _CONVERT.items():
-        variable = f"DRIVETRAIN_COMM_{name.upper()}"
+        variable = f"{_PREFIX}{name.upper()}"
         text = environment.get(variable, "")
         if name in found or not text:
             continue
@@ -139,6 +160,17 @@ _CONVERT: dict[str, Any] = {
     "tune": _switch,
 }
 _WANTED: dict[Any, str] = {int: "an integer", float: "a number", _switch: "0 or 1"}
+# Exactly: True is no number here.
+_KINDS: dict[str, tuple[type, ...]] = {
+    "streams": (int,),
+    "bucket_mb": (int, float),
+    "powersgd_rank": (int,),
+    "powersgd_start_after": (int,),
+    "socket_buffer_kb": (int,),
+}
+_PREFIX = "DRIVETRAIN_COMM_"
+# Read elsewhere.
+_OTHERS = ("cache", "host", "interface", "nccl_table", "nccl_table_hash")
 
 
 def _refuse(name: str, value: object, wanted: str) -> None:

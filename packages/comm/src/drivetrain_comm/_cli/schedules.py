@@ -77,6 +77,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.root not in graph.ranks:
         message = f"--root must be one of {graph.num_ranks} ranks, got {args.root}"
         raise UsageError(message)
+    if args.root and args.collective != "broadcast":
+        message = f"--root is for a broadcast, and this is {args.collective}"
+        raise UsageError(message)
     found = compile_schedule(
         graph,
         args.collective,
