@@ -154,7 +154,7 @@ def end_with_work_queued():
     tensor.add_(1)
     torch.sim.synchronize()
     # For longer than the test waits.
-    control._native().set_delays(100_000, 0, 0)
+    control._native().set_delays(100_000, 0, 0, 0)
     for _ in range(10_000):
         tensor.add_(1)
     globals()["kept"] = tensor
