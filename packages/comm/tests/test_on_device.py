@@ -57,6 +57,21 @@ def test_candidates_have_torchs_own_sizes_and_the_best_predicted():
     assert len(messages) == len(found)
 
 
+def test_thousands_of_buckets_are_a_coarser_row_of_them():
+    asked = []
+
+    def cost(size_bytes):
+        asked.append(size_bytes)
+        return cost_from({MB: seconds(MB), 16 * MB: seconds(16 * MB)})(size_bytes)
+
+    many = buckets(num=3_000, size_bytes=64 << 10, every_s=1e-5)
+    found = candidates_on_device(many, cost, Settings())
+    # Not the square of their number.
+    assert len(asked) < 50_000
+    assert sum(m.size_bytes for m in merged(many, found[1][0].limit)) == 3_000 << 16
+    assert found[1][1] <= found[0][1]
+
+
 def test_size_that_is_fixed_is_the_only_candidate():
     cost = cost_from({1 << 16: 1e-3})
     ((plan, _),) = candidates_on_device(buckets(), cost, Settings(bucket_mb=3))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
+from simulated_worlds import started
 from torch.nn.parallel import DistributedDataParallel
 
 from drivetrain_comm import _enable
@@ -16,8 +14,6 @@ from drivetrain_testing import run_ranks
 pytestmark = pytest.mark.simulated_accelerator
 
 NUM_STEPS = 30
-worlds = itertools.count()
-BACKEND = "cpu:gloo,sim:simccl"
 
 
 class Branches(torch.nn.Module):
@@ -55,26 +51,6 @@ class ToDtype(torch.nn.Module):
 
     def forward(self, x):
         return x.to(self.dtype)
-
-
-def started(settings):
-    """Starts this rank; settings of None mean stock DDP."""
-    _enable.disable()
-    if settings is not None:
-        _enable.enable(cache=False, **settings)
-    # One world after the other: what ranks tell each other must not be mixed up.
-    place = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-    rank = int(os.environ["RANK"])
-    dist.init_process_group(
-        BACKEND,
-        store=dist.PrefixStore(str(next(worlds)), place),
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-    )
-    torch.accelerator.set_device_index(rank)
-    return rank
 
 
 def learned(kind, settings, num_steps=NUM_STEPS):

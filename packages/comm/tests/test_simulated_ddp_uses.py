@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import gc
-import itertools
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
+from simulated_worlds import started
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain_comm import _enable
 from drivetrain_core import DistributedError
 from drivetrain_testing import run_ranks
 
 pytestmark = pytest.mark.simulated_accelerator
-
-worlds = itertools.count()
-
-
-def started(settings):
-    """Starts this rank; settings of None mean stock DDP."""
-    _enable.disable()
-    if settings is not None:
-        _enable.enable(cache=False, **settings)
-    place = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-    rank = int(os.environ["RANK"])
-    dist.init_process_group(
-        "cpu:gloo,sim:simccl",
-        store=dist.PrefixStore(str(next(worlds)), place),
-        rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
-    )
-    torch.accelerator.set_device_index(rank)
-    return rank
 
 
 def layers(num=6, dtype=torch.float32):

@@ -140,8 +140,8 @@ def status() -> tuple[str, ...]:
     ]
     for fusion in _fusions.values():
         if tuner := fusion.tuner:
-            exact = fusion.group.settings.compression == "none"
-            numerics = Numerics.REORDER if exact else Numerics.LOW_PRECISION
+            is_whole = fusion.group.settings.compression == "none"
+            numerics = Numerics.REORDER if is_whole else Numerics.LOW_PRECISION
             said = f"gradients, {tuner.phase}: {tuner.plan} ({numerics.name.lower()})"
             groups.append(said)
     return tuple(groups)

@@ -64,8 +64,7 @@ class Settings:
             if value is not None and type(value) not in kinds:
                 _refuse(name, value, _WANTED[kinds[-1]])
         algorithms, compressions = map(", ".join, (ALGORITHMS, COMPRESSIONS))
-        others = (self.streams, self.bucket_mb, self.schedule)
-        alone = others == (None, None, None) and self.compression == "none"
+        others = (self.streams, self.bucket_mb, self.compression)
         known = self.algorithm in (None, *ALGORITHMS)
         one_alone = None in (self.schedule, self.algorithm)
         streams = (None, *range(1, MOST_STREAMS + 1))
@@ -74,8 +73,8 @@ class Settings:
             ("algorithm", known, f"one of {algorithms}"),
             (
                 "algorithm",
-                alone or self.algorithm != STOCK,
-                "left out where streams, bucket_mb, schedule or compression are given",
+                self.algorithm != STOCK or others == (None, None, "none"),
+                "left out where streams, bucket_mb or compression are given",
             ),
             ("schedule", one_alone, "left out where algorithm is given"),
             ("compression", self.compression in COMPRESSIONS, f"one of {compressions}"),

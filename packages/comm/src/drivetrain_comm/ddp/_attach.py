@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import _register_comm_hook
 from drivetrain_comm.backend._process_group import TunedProcessGroup
 from drivetrain_comm.ddp._compress import Cast, Exact
 from drivetrain_comm.ddp._fusion import Fusion, merge_buckets, require_exact
-from drivetrain_comm.ddp._on_device import DeviceFusion
+from drivetrain_comm.ddp._on_device import DeviceFusion, OnDevice
 from drivetrain_comm.ddp._powersgd import PowerSGD
 from drivetrain_comm.selection._choice import STOCK
 from drivetrain_core import DistributedError
@@ -80,8 +80,10 @@ def attach(ddp: Any) -> Fusion | None:
     if obstacle:
         require_exact(group, obstacle)
         return None
-    kind = Fusion if is_on_cpu else DeviceFusion
-    fusion = kind(ddp, group, _COMPRESSORS[group.settings.compression])
+    if is_on_cpu:
+        fusion = Fusion(ddp, group, _COMPRESSORS[group.settings.compression])
+    else:
+        fusion = DeviceFusion(ddp, group, OnDevice)
     _register_comm_hook(ddp.reducer, fusion, merge_buckets)
     return fusion
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
 
     from drivetrain_comm.backend._process_group import TunedProcessGroup
-    from drivetrain_comm.ddp._compress import Compressor, Part
+    from drivetrain_comm.ddp._compress import Part
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Fusion:
         self,
         ddp: Any,
         group: TunedProcessGroup,
-        make_compressor: Callable[[TunedProcessGroup], Compressor],
+        make_compressor: Callable[[TunedProcessGroup], Any],
     ) -> None:
         """Measures and collects nothing yet."""
         # DDP's native half has this one, out of the garbage collector's sight.

@@ -60,7 +60,7 @@ class DeviceFusion(Fusion):
             self._is_left = True
             return
         self.tuner = DeviceTuner(self.group, self._device)
-        self.compressor = OnDevice(self.group)
+        self.compressor = self._make_compressor(self.group)
 
     def _begin_step(self) -> None:
         assert self.tuner is not None

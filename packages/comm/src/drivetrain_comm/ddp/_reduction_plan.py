@@ -36,6 +36,7 @@ _NUM_CANDIDATES = 6
 _STOCK_BUCKET_BYTES = 25 << 20
 # DDP's first bucket; and how many sizes beside its own are tried on a device.
 FIRST_BYTES, _NUM_ON_DEVICE = 1 << 20, 3
+_MOST_GRAINS = 128
 _STOCK_WITHIN = 1.5
 # What is slower than the best by as much goes before its time.
 _HOPELESS = 1.25
@@ -175,8 +176,11 @@ def candidates_on_device(
     stock = stock_plan(settings, FIRST_BYTES)
     if settings.bucket_mb is not None:
         return [(stock, 0.0)]
+    # Many small buckets are a coarser row of them, whose best is found as soon.
+    grain = sum(bucket.size_bytes for bucket in buckets) // _MOST_GRAINS
+    best = best_sizes(merged(buckets, lambda _: grain), cost)
     plans = [
-        replace(stock, bucket_bytes=_ALL_BYTES, firsts=best_sizes(buckets, cost)),
+        replace(stock, bucket_bytes=_ALL_BYTES, firsts=best),
         *(replace(stock, bucket_bytes=size) for size in (*_BUCKET_BYTES, _ALL_BYTES)),
     ]
     # Plans that become the same messages are one; DDP's own comes first.
