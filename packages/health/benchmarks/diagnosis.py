@@ -46,7 +46,7 @@ _KINDS = {
     "host-memory-text": (FailureClass.OUT_OF_MEMORY, LINES["host-memory-text"]),
     "cuda-memory": (FailureClass.OUT_OF_MEMORY, LINES["cuda-memory"]),
     "storage": (FailureClass.STORAGE, LINES["storage"]),
-    "store": (FailureClass.STORAGE, LINES["store"]),
+    "store": (FailureClass.SERVICE, LINES["store"]),
     "program": (FailureClass.PROGRAM, LINES["program"]),
     "crash": (FailureClass.CRASH, LINES["crash"]),
     "cuda-crash": (FailureClass.CRASH, LINES["cuda-crash"]),

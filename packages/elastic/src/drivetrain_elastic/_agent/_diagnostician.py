@@ -72,7 +72,12 @@ class Diagnostician:
         self.missing: list[str] = []
 
     def start(self) -> None:
-        """Begins to read; what cannot be read is told once."""
+        """Begins to read; what cannot be read is told once.
+
+        Raises:
+            ProgramError: The user's own file of signs is none.
+        """
+        diagnose(Evidence(worker=self._node, node=self._node))
         self.network.start()
         for source in (self._kernel, self._gpus, self.network):
             if source.why_missing:
@@ -204,13 +209,13 @@ def failure_message(found: Diagnosis, traceback: str) -> pb.Failure:
         found: The diagnosis.
         traceback: Of the program's error, if it was one.
     """
-    is_program = found.failure_class == FailureClass.PROGRAM
+    is_raised = found.failure_class in (FailureClass.PROGRAM, FailureClass.UNKNOWN)
     return pb.Failure(
         failure_class=found.failure_class.value,
         cause=clean_text(found.cause, _MOST_EVIDENCE),
         evidence=clean_text(found.reason, _MOST_EVIDENCE),
         blames_node=bool(found.node),
-        traceback=clean_text(traceback, _MOST_TRACEBACK) if is_program else "",
+        traceback=clean_text(traceback, _MOST_TRACEBACK) if is_raised else "",
         place=clean_text(found.place, _MOST_EVIDENCE),
         is_echo=found.is_echo,
     )

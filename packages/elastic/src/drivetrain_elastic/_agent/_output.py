@@ -13,7 +13,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from drivetrain_health.diagnosis import read_output_tail
+from drivetrain_health.diagnosis import read_output
+from drivetrain_health.failures import OutputDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 1 << 16
-_TAIL_BYTES = 1 << 16
+# A failure must not wait for long until a large file is read.
+_READ_BYTES = 64 << 20
 _QUEUE_BYTES = 8 << 20
 _CLOSE_S = 5.0
 _FLUSH_S = 0.5
@@ -31,8 +33,8 @@ _ROOM_S = 0.01
 class Output:
     """Opens what workers write to; used from one event loop.
 
-    Each has `stdout.log` and `stderr.log` in a folder of its own. The end of what it wrote
-    to its standard error is kept in any case, since it may say why the worker has failed.
+    Each has `stdout.log` and `stderr.log` in a folder of its own. What it wrote to its
+    standard error that speaks of a failure, and the end of it, is kept in any case.
 
     Args:
         folder: Where the folders are; None for the output of this process.
@@ -92,13 +94,14 @@ class Output:
         return write_end
 
     def tail(self, name: str) -> str:
-        """Returns the end of what a worker wrote to its standard error.
+        """Returns what a worker's standard error says of a failure, and its end.
 
         Args:
             name: The worker's.
         """
         if self._folder is not None:
-            return read_output_tail(Path(self._folder, name, "stderr.log"))
+            path = Path(self._folder, name, "stderr.log")
+            return read_output(path, max_bytes=_READ_BYTES)
         kept = self._tails.get(name)
         return "" if kept is None else kept.text()
 
@@ -247,23 +250,12 @@ class _Log:
         return self._sink.is_done()
 
 
-class _Tail:
-    """Keeps the end of output in memory."""
-
-    def __init__(self) -> None:
-        self._data = b""
+class _Tail(OutputDigest):
+    """Keeps in memory what output says of a failure, and its end."""
 
     def has_room(self) -> bool:
         """Whether a chunk would be taken now: it always is."""
         return True
-
-    def write(self, data: bytes) -> None:
-        """Keeps the end of it, with what came before."""
-        self._data = (self._data + data)[-_TAIL_BYTES:]
-
-    def text(self) -> str:
-        """Returns what is kept."""
-        return self._data.decode(errors="replace")
 
     def close(self) -> None:
         """Does nothing: it is kept until somebody has read it."""

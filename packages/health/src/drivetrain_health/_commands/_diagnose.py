@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import UsageError
-from drivetrain_health.diagnosis import read_error_record, read_output_tail
+from drivetrain_health.diagnosis import (
+    read_error_record,
+    read_output,
+    read_output_tail,
+)
 from drivetrain_health.failures import (
     Evidence,
     FailureClass,
@@ -25,6 +33,10 @@ if TYPE_CHECKING:
 
 _KERNEL_BYTES = 1 << 20
 _NO_FAILURE = "no-failure"
+_SIGNS = "DRIVETRAIN_HEALTH_SIGNS"
+_CLOCK = re.compile(
+    r"(20\d\d-[01]\d-[0-3]\d)[T ]([012]\d:[0-5]\d:[0-5]\d)[.,]?(\d{0,6})"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
             "give what is to be explained: --output, --error, --kernel or --exit-code"
         )
         raise UsageError(message)
+    if arguments.signs:
+        os.environ[_SIGNS] = os.pathsep.join(arguments.signs)
     kernel = ""
     if arguments.kernel:
         kernel = read_output_tail(_checked(arguments.kernel), max_bytes=_KERNEL_BYTES)
@@ -48,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         "kernel": tuple(kernel.splitlines()),
     }
     workers = [
-        Evidence(worker=name, output=read_output_tail(_checked(name)), **common)
+        Evidence(worker=name, output=read_output(_checked(name)), **common)
         for name in arguments.output
     ]
     workers += [
@@ -58,7 +72,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not workers:
         workers = [Evidence(worker="the worker", **common)]
     found = [diagnose(one) for one in workers]
-    root = root_cause([Finding(0.0, one) for one in found])
+    outputs = [one.output for one in workers]
+    root = root_cause(list(map(Finding, map(_said_at_s, outputs, found), found)))
     if root.cause == _NO_FAILURE:
         if arguments.exit_code is None:
             raise ProgramError(_nothing(arguments, workers, kernel))
@@ -71,6 +86,22 @@ def run(arguments: argparse.Namespace) -> int:
     show = _show_json if arguments.json else _show
     show(root, response, found)
     return 1 if root.failure_class == FailureClass.UNKNOWN else 0
+
+
+def _said_at_s(output: str, found: Diagnosis) -> float:
+    """Returns the time before the line that decides, in seconds; infinity without one."""
+    lines = [" ".join(line.split()) for line in output.splitlines()]
+    told = found.reason[:80]
+    last = next((at for at, line in enumerate(lines) if told in line), len(lines))
+    for line in reversed(lines[: last + 1]):
+        if clock := _CLOCK.search(line):
+            try:
+                return datetime.fromisoformat(
+                    f"{clock[1]}T{clock[2]}.{clock[3]:0<6}"
+                ).timestamp()
+            except ValueError:
+                continue
+    return math.inf
 
 
 def _nothing(

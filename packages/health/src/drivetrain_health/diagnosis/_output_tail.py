@@ -1,4 +1,4 @@
-"""The last text of a file that a process has written, whatever it holds."""
+"""The text of a file that a process has written, whatever it holds."""
 
 from __future__ import annotations
 
@@ -6,8 +6,46 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from drivetrain_health.failures import OutputDigest
+
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_CHUNK_BYTES, _END_BYTES = 1 << 20, 1 << 18
+
+
+def read_output(path: str | Path, *, max_bytes: int = 1 << 31) -> str:
+    r"""Returns what a file says of a failure, from its beginning, and its end as it is.
+
+    Of a large file the lines that speak of no failure are left out, so that it takes no more
+    memory than a small one: see `OutputDigest`. A line says what was not read.
+
+    Args:
+        path: The file. What is not there, not readable or not a file is empty.
+        max_bytes: How much of it is read at most, from its end.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile() as file:
+        ...     _ = file.write(b"KeyError: 'lr'\n" + 10**6 * b"a frame\n")
+        ...     file.flush()
+        ...     read_output(file.name)[:15]
+        "KeyError: 'lr'\n"
+    """
+    data, at = read_end(path, _END_BYTES)
+    if not at:
+        return _decoded(data, 0)
+    size = at + len(data)
+    digest, at = OutputDigest(end_bytes=_END_BYTES), max(0, size - max_bytes)
+    if at:
+        digest.write(b"[%d bytes before this were not read]\n" % at)
+    with open(path, "rb") as file:  # noqa: PTH123
+        file.seek(at)
+        while at < size and (data := file.read(min(_CHUNK_BYTES, size - at))):
+            digest.write(data)
+            at += len(data)
+    return _decoded(digest.data(), 0)
 
 
 def read_output_tail(path: str | Path, *, max_bytes: int = 1 << 16) -> str:

@@ -7,6 +7,7 @@ from drivetrain_health.failures._evidence import GpuReading as GpuReading
 from drivetrain_health.failures._evidence import NicReading as NicReading
 from drivetrain_health.failures._failure_class import FailureClass as FailureClass
 from drivetrain_health.failures._health import Health as Health
+from drivetrain_health.failures._output_digest import OutputDigest as OutputDigest
 from drivetrain_health.failures._respond import LADDERS as LADDERS
 from drivetrain_health.failures._respond import Action as Action
 from drivetrain_health.failures._respond import Incident as Incident

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 import tomllib
 from importlib.resources import files
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain_core import ProgramError
 from drivetrain_health.failures._failure_class import FailureClass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+SIGNS_VARIABLE = "DRIVETRAIN_HEALTH_SIGNS"
+"""Names files of signs of one's own, with colons between them."""
+
+_FILES = ("output_signs.toml", "kernel_signs.toml", "exceptions.toml")
 _MOST_CHARACTERS = 300
 # Of a line that is longer, its two ends are looked at.
 _HALF_LINE = 2_000
@@ -48,13 +56,15 @@ class Sign(NamedTuple):
         cause: What exactly, as one word.
         blames_node: Whether the node where it was found is to blame.
         is_echo: Whether a failure elsewhere may look like this here.
+        example: A line that has it.
     """
 
-    pattern: str
+    pattern: re.Pattern[str]
     failure_class: FailureClass
     cause: str
     blames_node: bool = True
     is_echo: bool = False
+    example: str = ""
 
     def clue(self, line: str) -> Clue:
         """Returns what a line says that has this sign."""
@@ -67,51 +77,86 @@ class Sign(NamedTuple):
         )
 
 
-def read_signs(file: str, table: str) -> tuple[Sign, ...]:
-    """Returns the signs of a table of a file beside this one, in their order.
+def signs(table: str) -> tuple[Sign, ...]:
+    """Returns the signs of a table, in their order: first the user's own, then ours.
 
     Args:
-        file: Its name.
-        table: Rows of it, with several patterns each.
+        table: `sign` for what is written by programs and launchers; `certain`, `explaining`
+            and `out_of_memory` for the kernel's messages; `program`, `frame` and `type` for
+            exceptions that none of the first is found in.
+
+    Raises:
+        ProgramError: A file that `DRIVETRAIN_HEALTH_SIGNS` names is not of this form.
 
     Example:
-        >>> read_signs("kernel_signs.toml", "certain")[0].cause
+        >>> signs("certain")[0].cause
         'gpu-lost'
     """
-    rows = tomllib.loads(files(__package__).joinpath(file).read_text())[table]
-    return tuple(
-        Sign(
-            pattern,
-            FailureClass(row["class"]),
-            row["cause"],
-            row.get("blames_node", not row.get("is_echo", False)),
-            row.get("is_echo", False),
-        )
-        for row in rows
-        for pattern in row["patterns"]
+    own = os.environ.get(SIGNS_VARIABLE, "")
+    return tuple(sign for tables in _all_signs(own) for sign in tables.get(table, ()))
+
+
+@functools.cache
+def _all_signs(own: str) -> list[dict[str, list[Sign]]]:
+    """Returns the tables of all files, the user's own before ours."""
+    folder = files(__package__)
+    paths = [Path(name) for name in own.split(os.pathsep) if name]
+    return [_read_signs(path) for path in (*paths, *map(folder.joinpath, _FILES))]
+
+
+def _read_signs(path: Any) -> dict[str, list[Sign]]:
+    """Returns the tables of signs in a file."""
+    try:
+        tables = tomllib.loads(path.read_text())
+        return {
+            table: [_sign(row, *one) for row in rows for one in row["patterns"].items()]
+            for table, rows in tables.items()
+        }
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        re.error,
+    ) as error:
+        message = f"{path}: signs of failures are expected, as in {_FILES[0]}: {error}"
+        raise ProgramError(message) from error
+
+
+def _sign(row: dict[str, Any], pattern: str, example: str) -> Sign:
+    compiled = re.compile(pattern, re.MULTILINE)
+    if not compiled.search(example.lower()):
+        message = f"the pattern {pattern!r} is not found in its example {example!r}"
+        raise ValueError(message)
+    is_echo = row.get("is_echo", False)
+    return Sign(
+        compiled,
+        FailureClass(row["class"]),
+        row["cause"],
+        row.get("blames_node", not is_echo),
+        is_echo,
+        example,
     )
 
 
-def find_sign(lines: Sequence[str], signs: Iterable[Sign]) -> Clue | None:
-    """Returns what the strongest sign in some lines says, the last one of its kind.
+def find_sign(lines: Sequence[str], of: Iterable[Sign]) -> Clue | None:
+    """Returns what the strongest sign in some lines says, the first one of its kind.
 
     Args:
         lines: As `clean_lines` returns them.
-        signs: What to look for, the strongest first.
+        of: What to look for, the strongest first.
 
     Example:
-        >>> from drivetrain_health.failures import FailureClass
-        >>> signs = [Sign("disk full", FailureClass.STORAGE, "disk-full")]
-        >>> find_sign(["step 7", "write: Disk full"], signs).cause
+        >>> find_sign(["step 7", "write: No space left"], signs("sign")).cause
         'disk-full'
     """
     # No line holds a newline, so that counting them finds the line of a match again
     # whatever lower() does to its length.
     text = "\n".join(lines).lower()
-    for sign in signs:
-        starts = [m.start() for m in re.finditer(sign.pattern, text, re.MULTILINE)]
-        if starts:
-            return sign.clue(lines[text.count("\n", 0, starts[-1])])
+    for sign in of:
+        if (found := sign.pattern.search(text)) is not None:
+            return sign.clue(lines[text.count("\n", 0, found.start())])
     return None
 
 

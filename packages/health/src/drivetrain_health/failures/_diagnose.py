@@ -11,16 +11,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
+from drivetrain_health.failures._clue import (
+    Clue,
+    clean_lines,
+    find_sign,
+    shortened,
+    signs,
+)
 from drivetrain_health.failures._counters import clues_of_gpus, clues_of_network
 from drivetrain_health.failures._diagnosis import Diagnosis
 from drivetrain_health.failures._exceptions import clue_of_error
 from drivetrain_health.failures._exit_codes import clue_of_exit_code, signal_of
 from drivetrain_health.failures._failure_class import FailureClass
 from drivetrain_health.failures._health import Health
-from drivetrain_health.failures._kernel_signs import CERTAIN, EXPLAINING, OUT_OF_MEMORY
 from drivetrain_health.failures._launchers import clue_of_launcher
-from drivetrain_health.failures._output_signs import OUTPUT_SIGNS, telling_lines
+from drivetrain_health.failures._output_signs import line_of_progress, telling_lines
 from drivetrain_health.failures._tracebacks import find_place, find_tracebacks
 from drivetrain_health.failures._xids import clues_of_xid_lines
 
@@ -29,51 +34,38 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._evidence import Evidence
 
-# How failing hardware, of each class, makes workers end.
+# How failing hardware, of each class, makes workers end; of others, like itself.
 _EXPLAINS = {
-    FailureClass.INTERCONNECT: {
-        FailureClass.INTERCONNECT,
-        FailureClass.RENDEZVOUS,
-        FailureClass.HANG,
-        FailureClass.UNKNOWN,
-        FailureClass.NODE_LOST,
-    },
-    FailureClass.NODE_HARDWARE: {
-        FailureClass.STORAGE,
-        FailureClass.HANG,
-        FailureClass.UNKNOWN,
-        FailureClass.NODE_LOST,
-    },
-    FailureClass.STORAGE: {
-        FailureClass.STORAGE,
-        FailureClass.HANG,
-        FailureClass.UNKNOWN,
-    },
-    FailureClass.CRASH: {
-        FailureClass.INTERCONNECT,
-        FailureClass.HANG,
-        FailureClass.UNKNOWN,
-    },
-    FailureClass.OUT_OF_MEMORY: frozenset(),
-}
+    FailureClass.INTERCONNECT: {"interconnect", "rendezvous", "hang", "unknown", "node-lost"},
+    FailureClass.NODE_HARDWARE: {"storage", "hang", "unknown", "node-lost"},
+    FailureClass.STORAGE: {"storage", "hang", "unknown"},
+    FailureClass.CRASH: {"interconnect", "hang", "unknown"},
+    FailureClass.OUT_OF_MEMORY: {"unknown"},
+}  # fmt: skip
 # Single causes that are explained as well.
 _CAUSES = {
+    # A parent may only have seen that a child is gone.
     FailureClass.OUT_OF_MEMORY: {
         "sigkill",
         "dataloader-worker-killed",
         "dataloader-worker",
+        "child-died",
     },
     # A page that could not be read from a file.
     FailureClass.NODE_HARDWARE: {"bus-error"},
     # A kernel that reads another GPU's memory over a link that fails.
     FailureClass.INTERCONNECT: {"cuda-illegal-access", "cuda-launch-failure"},
 }
+_MOST_ERRORS = 50
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
-# What a rank may write of before its collectives fail.
-_MAKE_ECHOES = frozenset({
-    FailureClass.GPU_HARDWARE, FailureClass.INTERCONNECT, FailureClass.RENDEZVOUS,
-    FailureClass.CRASH, FailureClass.OUT_OF_MEMORY,
+# What a machine does to a program that then fails in a way of its own.
+_OF_MACHINES = frozenset({
+    FailureClass.GPU_HARDWARE, FailureClass.NODE_HARDWARE, FailureClass.NODE_LOST,
+    FailureClass.DRIVER, FailureClass.STORAGE, FailureClass.OUT_OF_MEMORY,
 })  # fmt: skip
+_APART = frozenset({FailureClass.SERVICE, FailureClass.DATA})
+# What others write of a process that was killed.
+_OF_KILLERS = _OF_MACHINES | {FailureClass.SCHEDULER}
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -107,14 +99,14 @@ def _weigh(evidence: Evidence) -> Clue:
     for clue in hardware:
         if clue.failure_class == FailureClass.GPU_HARDWARE:
             return clue
-    if (certain := find_sign(kernel, CERTAIN)) is not None:
+    if (certain := find_sign(kernel, signs("certain"))) is not None:
         return certain
     if evidence.probe:
         return Clue(FailureClass.CORRUPTION, "wrong-numbers", evidence.probe)
     shown = _shown(evidence)
     explaining = [
         *(one for one in hardware if one.failure_class == FailureClass.INTERCONNECT),
-        *_found(find_sign(kernel, EXPLAINING)),
+        *_found(find_sign(kernel, signs("explaining"))),
         *clues_of_network(evidence.network),
         *(one for one in hardware if one.failure_class == FailureClass.CRASH),
     ]
@@ -123,7 +115,7 @@ def _weigh(evidence: Evidence) -> Clue:
         explaining.insert(
             0, Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-host", reason)
         )
-    explaining[:0] = _found(find_sign(kernel, OUT_OF_MEMORY))
+    explaining[:0] = _found(find_sign(kernel, signs("out_of_memory")))
     for clue in explaining:
         if _explains(clue, shown):
             return clue._replace(place=shown.place)
@@ -138,7 +130,8 @@ def _explains(clue: Clue, shown: Clue) -> bool:
     """Returns whether hardware that fails like this makes a worker end like that."""
     if shown.cause in _NOT_EXPLAINED or (clue.is_echo and not shown.is_echo):
         return False
-    if shown.failure_class in _EXPLAINS[clue.failure_class]:
+    alike = {clue.failure_class, "unknown"}
+    if shown.failure_class in _EXPLAINS.get(clue.failure_class, alike):
         return True
     is_link_of_host = clue.cause.startswith(("link-", "nic-", "retransmits"))
     causes = _CAUSES.get(clue.failure_class, set())
@@ -177,53 +170,93 @@ def _shown(evidence: Evidence) -> Clue:
 
 def _ended(evidence: Evidence) -> Clue:
     """Returns what the exception, the output and the exit code say."""
-    lines = clean_lines(evidence.output)
-    if evidence.error is not None:
-        return _first_cause(clue_of_error(evidence.error), lines)
     by_code = clue_of_exit_code(evidence.exit_code)
-    if evidence.exit_code == 0:
+    if evidence.exit_code == 0 and evidence.error is None:
         return by_code
-    number = signal_of(evidence.exit_code)
-    if not number and (raised := _raised(lines)) is not None:
-        return _first_cause(raised, lines)
-    if by_code.failure_class == FailureClass.KILLED or (
-        by_code.failure_class == FailureClass.PROGRAM
-    ):
-        # Whoever is killed from outside had no time to write why.
+    lines = clean_lines(evidence.output)
+    raised, said = _read(evidence, lines)
+    own = None if raised is None or raised.is_echo else raised
+    if evidence.error is None and signal_of(evidence.exit_code):
+        return _signalled(by_code, own, said, lines)
+    if own is not None:
+        return own
+    # What a service refuses does not cut off ranks from each other.
+    is_apart = raised is not None and said is not None and said.failure_class in _APART
+    if said is not None and not said.is_echo and not is_apart:
+        return said._replace(place=raised.place if raised else "")
+    if by_code.failure_class == FailureClass.PROGRAM:
         return by_code
-    said = find_sign(telling_lines(lines), OUTPUT_SIGNS)
-    if number:
-        place = find_place(_stacks(lines), is_newest_first=True)
-        is_abort = by_code.cause == "abort"
-        if said is not None and (is_abort or said.failure_class == FailureClass.CRASH):
-            return said._replace(place=place)
-        return by_code._replace(place=place)
-    if said is None or said.is_echo:
-        launched = _of_launcher(lines, said)
-        if launched is not None:
-            return launched
-    if said is None and evidence.exit_code == 2 and _is_usage(lines):
+    if (launched := _of_launcher(lines, said or raised)) is not None:
+        return launched
+    if evidence.exit_code == 2 and not said and not raised and _is_usage(lines):
         return Clue(FailureClass.PROGRAM, "usage", lines[-1] or lines[-2], False)
-    return said if said is not None else by_code
+    return raised or said or by_code
 
 
-def _raised(lines: Sequence[str]) -> Clue | None:
-    """Returns what the last exception says that is no echo; None without any."""
-    clues = [clue_of_error(error) for error in find_tracebacks(lines)]
-    if not clues:
-        return None
+def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue | None]:
+    """Returns what the first exception says that ended a rank, and what other lines say."""
+    since = line_of_progress(lines)
+    found = find_tracebacks(lines)
+    errors = [one for one in found if one.error.type and one.at >= since][:_MOST_ERRORS]
+    clues = [clue_of_error(one.error) for one in errors]
+    at = errors[0].at if errors else len(lines)
+    if evidence.error is not None:
+        clues, at = [clue_of_error(evidence.error)], len(lines)
+    raised = _first_of(clues)
+    used = frozenset[int]().union(*(one.lines for one in found))
+    said = _said(lines, since, len(lines), used)
+    if raised is None or raised.is_echo:
+        return raised, said
+    before = _said(lines, since, at, used)
+    # It takes proof to stop a job: what a machine has done before counts first.
+    if raised.failure_class == FailureClass.PROGRAM:
+        is_cause = before is not None and before.failure_class in _OF_MACHINES
+        return (
+            before._replace(place=raised.place) if before and is_cause else raised
+        ), said
+    if raised.failure_class == FailureClass.UNKNOWN and said and not said.is_echo:
+        return said._replace(place=raised.place), said
+    return raised, said
+
+
+def _said(
+    lines: Sequence[str], start: int, end: int, used: frozenset[int]
+) -> Clue | None:
+    told = [lines[at] for at in range(start, end) if at not in used]
+    return find_sign(telling_lines(told), signs("sign"))
+
+
+def _first_of(clues: Sequence[Clue]) -> Clue | None:
+    """Returns what the first exception says that is no echo, of those that are known."""
     own = [clue for clue in clues if not clue.is_echo]
-    return own[-1] if own else clues[-1]
+    known = [clue for clue in own if clue.failure_class != FailureClass.UNKNOWN]
+    # What is not known may be what has made the error of the program after it.
+    if known and (known[0] is own[0] or known[0].failure_class != FailureClass.PROGRAM):
+        return known[0]
+    return next(iter(own or clues), None)
 
 
-def _first_cause(raised: Clue, lines: Sequence[str]) -> Clue:
-    """Returns what was written before an exception that is only an echo of it."""
-    if not raised.is_echo:
-        return raised
-    said = find_sign(telling_lines(lines), OUTPUT_SIGNS)
-    if said is not None and not said.is_echo and said.failure_class in _MAKE_ECHOES:
-        return said._replace(place=raised.place)
-    return _of_launcher(lines, said) or raised
+def _signalled(
+    by_code: Clue, own: Clue | None, said: Clue | None, lines: Sequence[str]
+) -> Clue:
+    """Returns why a process was ended by a signal."""
+    kind = None if said is None or said.is_echo else said.failure_class
+    own_kind = None if own is None else own.failure_class
+    place = find_place(_stacks(lines), is_newest_first=True)
+    if own is not None and (by_code.cause == "abort" or own_kind in _OF_MACHINES):
+        return own
+    if by_code.failure_class == FailureClass.KILLED:
+        # Whoever is killed had no time to write why, but others have; and a launcher
+        # ends with SIGTERM those that are left when one has failed.
+        if said is not None and kind in _OF_KILLERS:
+            return said
+        is_known = own_kind not in (None, FailureClass.UNKNOWN)
+        return own if own and by_code.is_echo and is_known else by_code
+    if said is not None and (
+        by_code.cause == "abort" or kind == FailureClass.CRASH or kind in _OF_MACHINES
+    ):
+        return said._replace(place=place)
+    return by_code._replace(place=place)
 
 
 def _of_launcher(lines: Sequence[str], said: Clue | None) -> Clue | None:

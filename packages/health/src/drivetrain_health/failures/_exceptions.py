@@ -5,60 +5,30 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
+from drivetrain_health.failures._clue import (
+    Clue,
+    clean_lines,
+    find_sign,
+    shortened,
+    signs,
+)
 from drivetrain_health.failures._failure_class import FailureClass
-from drivetrain_health.failures._output_signs import OUTPUT_SIGNS
 from drivetrain_health.failures._tracebacks import find_place, headlines
 
 if TYPE_CHECKING:
     from drivetrain_health.failures._evidence import ErrorRecord
 
-# Only a program raises these, whatever their message says.
-_PROGRAM_TYPES = frozenset({
-    "ArithmeticError", "AssertionError", "AttributeError", "EOFError",
-    "FileExistsError", "FileNotFoundError", "FloatingPointError", "ImportError",
-    "IndentationError", "IndexError", "IsADirectoryError", "KeyError", "LookupError",
-    "ModuleNotFoundError", "NameError", "NotADirectoryError", "NotImplementedError",
-    "OverflowError", "PermissionError", "RecursionError", "StopIteration",
-    "SyntaxError", "TypeError", "UnboundLocalError", "UnicodeDecodeError",
-    "UnicodeEncodeError", "ValueError", "ZeroDivisionError",
-})  # fmt: skip
-# What these say is decided by their type alone, if nothing in their message is known.
-_TYPES = {
-    "KeyboardInterrupt": Clue(FailureClass.KILLED, "interrupted", ""),
-    # torchrun raises it when it is told to end.
-    "SignalException": Clue(FailureClass.KILLED, "sigterm", "", is_echo=True),
-    "MemoryError": Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-host", ""),
-    # What no sign explains may be the program's or the device's: it is tried again.
-    "AcceleratorError": Clue(FailureClass.CRASH, "accelerator-error", ""),
-    "OutOfMemoryError": Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-cuda", ""),
-    **dict.fromkeys(
-        (
-            "BrokenPipeError",
-            "ConnectionAbortedError",
-            "ConnectionError",
-            "ConnectionRefusedError",
-            "ConnectionResetError",
-        ),
-        Clue(FailureClass.INTERCONNECT, "connection-lost", "", False, True),
-    ),
-    "TimeoutError": Clue(FailureClass.INTERCONNECT, "timeout", "", False, True),
-    "DistBackendError": Clue(FailureClass.INTERCONNECT, "nccl-error", "", False, True),
-    "DistNetworkError": Clue(FailureClass.RENDEZVOUS, "store-timeout", "", False, True),
-    "DistStoreError": Clue(FailureClass.RENDEZVOUS, "store-timeout", "", False, True),
-    "DistributedError": Clue(
-        FailureClass.INTERCONNECT, "broken-world", "", False, True
-    ),
-}
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 _MOST_CAUSE = 60
+_DIRECT, _HANDLED = "was the direct cause", "During handling of the above"
 
 
 def clue_of_error(error: ErrorRecord) -> Clue:
     """Returns what the exception says that has ended a worker.
 
-    What it says and what those say that have caused it count alike. What nothing else
-    explains is an error of the program.
+    What it says and what those say that have caused it count alike. It is an error of the
+    program if its type is one that only programs raise, or if what it says is what torch
+    and others say of programs; what is not known is unknown.
 
     Args:
         error: The exception.
@@ -69,16 +39,39 @@ def clue_of_error(error: ErrorRecord) -> Clue:
         'value-error'
         >>> clue_of_error(ErrorRecord("OSError", "[Errno 28] No space left on device")).cause
         'disk-full'
+        >>> clue_of_error(ErrorRecord("lib.Odd", "x")).failure_class.value
+        'unknown'
     """
-    name = error.type.rpartition(".")[2]
-    place = find_place(error.traceback)
-    said = shortened(f"{error.type}: {error.message}".rstrip(": "))
-    known = None
-    if name not in _PROGRAM_TYPES:
-        # A program may raise an error because of another one: that is the cause.
-        lines = [line for text in headlines(error) for line in clean_lines(text)]
-        known = find_sign(lines, OUTPUT_SIGNS) or _TYPES.get(name)
+    first, _, _ = error.message.partition("\n")
+    said = shortened(f"{error.type}: {first}".rstrip(": "))
+    known = _known(error)
     if known is None:
-        cause = _WORDS.sub("-", name).strip("-").lower()[:_MOST_CAUSE] or "error"
-        return Clue(FailureClass.PROGRAM, cause, said, False, place=place)
-    return known._replace(reason=known.reason.rstrip(": ") or said, place=place)
+        known = Clue(FailureClass.UNKNOWN, "", "")
+    name = _WORDS.sub("-", error.type.rpartition(".")[2]).strip("-").lower()
+    return known._replace(
+        cause=known.cause or name[:_MOST_CAUSE] or "error",
+        reason=known.reason.rstrip(": ") or said,
+        place=find_place(error.traceback),
+    )
+
+
+def _known(error: ErrorRecord) -> Clue | None:
+    # A program may raise an error because of another one: that is the cause.
+    lines = [line for text in headlines(error) for line in clean_lines(text)]
+    known = find_sign(lines, signs("sign"))
+    if known is not None and not known.is_echo:
+        return known
+    more = find_sign(clean_lines(error.message)[1:], signs("sign"))
+    if more is not None and not more.is_echo:
+        return more
+    types = [error.type]
+    if _DIRECT in error.traceback and _HANDLED not in error.traceback:
+        types += [line.partition(":")[0] for line in lines]
+    by_type = find_sign(types, signs("type"))
+    by_type = None if by_type is None else by_type._replace(reason="")
+    if by_type is not None and by_type.failure_class == FailureClass.PROGRAM:
+        return by_type
+    own = None if by_type else find_sign(lines, signs("program"))
+    frame = find_sign(clean_lines(error.traceback), signs("frame"))
+    by_frame = None if frame is None else frame._replace(reason="")
+    return own or by_frame or known or by_type

@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import signal
+import tomllib
+from importlib.resources import files
 
 from drivetrain_health.failures._clue import Clue
 from drivetrain_health.failures._failure_class import FailureClass
 
-_CRASH, _KILLED = FailureClass.CRASH, FailureClass.KILLED
-_SIGNALS = {
-    signal.SIGSEGV: (_CRASH, "segfault"),
-    signal.SIGABRT: (_CRASH, "abort"),
-    signal.SIGBUS: (_CRASH, "bus-error"),
-    signal.SIGILL: (_CRASH, "illegal-instruction"),
-    signal.SIGFPE: (_CRASH, "arithmetic-fault"),
-    signal.SIGTRAP: (_CRASH, "trap"),
-    signal.SIGSYS: (_CRASH, "forbidden-call"),
-    signal.SIGKILL: (_KILLED, "sigkill"),
-    signal.SIGTERM: (_KILLED, "sigterm"),
-    signal.SIGINT: (_KILLED, "interrupted"),
-    signal.SIGHUP: (_KILLED, "sighup"),
-    signal.SIGXCPU: (_KILLED, "cpu-limit"),
-    signal.SIGXFSZ: (FailureClass.STORAGE, "file-size-limit"),
-}
-# A shell says that it did not find, or could not run, what it was told to.
-_SHELL = {126: "not-executable", 127: "command-not-found"}
+_ROWS = tomllib.loads(files(__package__).joinpath("exit_codes.toml").read_text())
+_SIGNALS = {signal.Signals[name]: row for name, row in _ROWS["signals"].items()}
 _SHELL_SIGNAL = 128
+# `sys.exit(-9)`: what a launcher ends with that passes on what it has seen of a worker.
+_BYTE, _PASSED_ON = 256, (4, 6, 7, 8, 9, 11, 15)
 
 
 def signal_of(exit_code: int | None) -> int:
     """Returns the signal that has ended a process, 0 for none.
 
     Args:
-        exit_code: As `subprocess` gives it, or as a shell does: 137 for signal 9.
+        exit_code: As `subprocess` gives it, or as a shell does: 137 for signal 9; or as a
+            launcher does that ends with -9, which is 247.
 
     Example:
-        >>> signal_of(-9), signal_of(137), signal_of(1), signal_of(None)
-        (9, 9, 0, 0)
+        >>> signal_of(-9), signal_of(137), signal_of(247), signal_of(1), signal_of(None)
+        (9, 9, 9, 0, 0)
     """
     if exit_code is None:
         return 0
     if exit_code < 0:
         return -exit_code
+    if _BYTE - exit_code in _PASSED_ON:
+        return _BYTE - exit_code
     number = exit_code - _SHELL_SIGNAL
     return number if number in {int(one) for one in _SIGNALS} else 0
 
@@ -64,12 +55,12 @@ def clue_of_exit_code(exit_code: int | None) -> Clue:
         # A launcher ends the others like this when one has failed.
         is_echo = number in (signal.SIGTERM, signal.SIGHUP)
         reason = f"it was ended by {signal.Signals(number).name}"
-        return Clue(failure_class, cause, reason, is_echo=is_echo)
+        return Clue(FailureClass(failure_class), cause, reason, is_echo=is_echo)
     if number:
         reason = f"it was ended by signal {number}"
-        return Clue(_KILLED, f"signal-{number}", reason)
-    if exit_code in _SHELL:
+        return Clue(FailureClass.KILLED, f"signal-{number}", reason)
+    if cause := _ROWS["shell"].get(str(exit_code)):
         reason = f"it ended with exit code {exit_code}"
-        return Clue(FailureClass.PROGRAM, _SHELL[exit_code], reason, False)
+        return Clue(FailureClass.PROGRAM, cause, reason, False)
     reason = f"it ended with exit code {exit_code} and said nothing that is known"
     return Clue(FailureClass.UNKNOWN, f"exit-{exit_code}", reason)

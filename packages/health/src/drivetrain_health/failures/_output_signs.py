@@ -1,28 +1,28 @@
-"""Signs of failures in the lines that training programs write, the strongest first.
-
-The table is `output_signs.toml`, beside this file.
-"""
+"""Which lines of an output may say why a process has ended."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import read_signs
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 # What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
 _PASSING = re.compile(
-    r"^.{0,60}?\b(?:\w*warning|info|debug)\b(?!=)|\bretrying\b", re.IGNORECASE
+    r"^.{0,60}?\b(?:\w*warning|info|debug)\b(?!=)"
+    r"|\b(?:retrying|skipp(?:ed|ing)|ignor(?:ed|ing)|trying the next)\b",
+    re.IGNORECASE,
 )
 # Lines of code in a traceback, which may name any error.
 _CODE = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?)? {4}")
-
-
-OUTPUT_SIGNS = read_signs("output_signs.toml", "sign")
-"""What each line means."""
+_PROGRESS = re.compile(
+    r"\b(step|epoch|iter(?:ation)?s?|batch|it)\b[\"']?[ :=]{1,3}(\d+(?:\.\d+)?)"
+    r"|\s(\d+)/\d+ \[\d",
+    re.IGNORECASE,
+)
+_FEW = 2
 
 
 def telling_lines(lines: Iterable[str]) -> list[str]:
@@ -36,3 +36,25 @@ def telling_lines(lines: Iterable[str]) -> list[str]:
         ['Bus error']
     """
     return [line for line in lines if not (_PASSING.search(line) or _CODE.match(line))]
+
+
+def line_of_progress(lines: Sequence[str]) -> int:
+    """Returns up to which line training has gone on: what stands before was survived.
+
+    Two steps of different numbers come after it: when one rank has failed, others may end
+    the step that they are in.
+
+    Args:
+        lines: All that was written.
+
+    Example:
+        >>> line_of_progress(["EOFError", "step 7 loss 2.1", "step 8 loss 2.0", "end"])
+        1
+    """
+    seen = defaultdict(set)
+    for at in range(len(lines) - 1, -1, -1):
+        for kind, number, count in _PROGRESS.findall(lines[at]):
+            seen[kind.lower()].add(number or count)
+            if len(seen[kind.lower()]) == _FEW:
+                return at
+    return 0

@@ -61,8 +61,11 @@ LADDERS: Mapping[str, Ladder] = MappingProxyType(
 )
 """How often each action is tried, by class or, where there is one, by cause."""
 
-# The same crash on several nodes at the same place of the program is the program's.
-_OF_THE_PROGRAM = frozenset({FailureClass.CRASH, FailureClass.HANG})
+# The same crash, or unknown error, on several nodes at the same place of the program is
+# the program's.
+_OF_THE_PROGRAM = frozenset(
+    {FailureClass.CRASH, FailureClass.HANG, FailureClass.UNKNOWN}
+)
 
 
 class Incident(NamedTuple):

@@ -16,23 +16,14 @@ if TYPE_CHECKING:
 # bad is believed first; a rank that hangs or was killed may be the cause of others, and a
 # rank that only lost its connections is believed last. Time decides within a row.
 _ROWS = (
-    {FailureClass.GPU_HARDWARE, FailureClass.NODE_HARDWARE, FailureClass.CORRUPTION},
-    {
-        FailureClass.PROGRAM,
-        FailureClass.CRASH,
-        FailureClass.OUT_OF_MEMORY,
-        FailureClass.STORAGE,
-    },
-    {FailureClass.NODE_LOST, FailureClass.KILLED},
-    {FailureClass.INTERCONNECT, FailureClass.RENDEZVOUS},
-    {FailureClass.HANG},
-    {FailureClass.UNKNOWN, FailureClass.STRAGGLER},
+    {"gpu-hardware", "node-hardware", "corruption"},
+    {"program", "crash", "out-of-memory", "storage", "driver", "service", "data"},
+    {"node-lost", "killed", "scheduler"},
+    {"interconnect", "rendezvous"},
+    {"hang"},
+    {"unknown", "straggler"},
 )
-_ECHOES = (
-    {FailureClass.INTERCONNECT},
-    {FailureClass.RENDEZVOUS},
-    {FailureClass.KILLED},
-)
+_ECHOES = ({"interconnect"}, {"rendezvous"}, {"killed", "scheduler"})
 
 
 def root_cause(findings: Sequence[Finding]) -> Diagnosis:
@@ -62,10 +53,12 @@ def root_cause(findings: Sequence[Finding]) -> Diagnosis:
     return min(findings, key=_rank).diagnosis
 
 
-def _rank(finding: Finding) -> tuple[int, float]:
+def _rank(finding: Finding) -> tuple[int, float, bool]:
     one = finding.diagnosis
     rows, first = (_ECHOES, len(_ROWS)) if one.is_echo else (_ROWS, 0)
     for at, row in enumerate(rows, first):
         if one.failure_class in row:
-            return at, finding.at_s
-    return first + len(rows), finding.at_s
+            # It takes proof to stop a job: of two at the same time the other one counts.
+            is_program = one.failure_class == FailureClass.PROGRAM
+            return at, finding.at_s, is_program
+    return first + len(rows), finding.at_s, False

@@ -3,73 +3,146 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_health.failures._evidence import ErrorRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# Launchers write before the lines of a worker: "[rank3]: ", "[worker/0] ".
-_BEGIN = re.compile(
-    r"^((?:\[[^\]\n]{1,60}\]:? ?)?)(?:Original )?Traceback \(most recent call last\):$"
-)
-_LAST = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: (.*))?$")
+_HEAD = "Traceback (most recent call last)"
+# What stands before the words of a heading, and belongs to them.
+_OWN = re.compile(r"(?:Original |Exception Group |[─╭+]+ ?)+$")
+_LAST = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _FRAME = re.compile(r'File "([^"\n]{1,1000})", line (\d{1,9}),? in ([^\n]{1,200})')
+_FRAME_LINE = re.compile(r'^(.{0,300}?)  File "[^"\n]{1,1000}", line \d')
+_CUT_OFF = re.compile(r'^(.{0,300}?)  File "[^"\n]{1,1000}", line \d{1,9}, in ')
+# The frames of `rich`, which have a box around them.
+_BOXED = re.compile(r"│ +(\S{1,1000}):(\d{1,9}) in (\S{1,200})")
+_CLOCK = re.compile(r"(?:\d{4}[-/]\d\d[-/]\d\d|\d{1,2}:\d\d:\d\d(?:[.,]\d+)?)")
 _CHAINS = ("The above exception was", "During handling of the above")
+# What Python or a logger tells of and goes on.
+_SURVIVED = re.compile(
+    r"Exception ignored (?:in|while)|--- Logging error|Error in atexit|never retrieved"
+)
+_NAMES = re.compile(r"Error|Exception|Interrupt|Exit")
 # Where code is that is not the user's.
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
 # They sum up what other processes have raised.
-_SUMMARIES = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")
-_MOST_LINES = 2_000
+_SUMMARIES = re.compile(
+    r"(?:ChildFailedError|Process(?:Raised|Exited)Exception|CalledProcessError"
+    r"|ExceptionGroup)$"
+)
+_SUMMED_UP = "processes exited with non-zero status"
+_MOST_LINES, _MOST_MESSAGE, _NEAR = 2_000, 30, 60
 
 
-def find_tracebacks(lines: Sequence[str]) -> list[ErrorRecord]:
+class Raised(NamedTuple):
+    """An exception whose traceback is in some output.
+
+    Attributes:
+        error: The exception.
+        at: In which line its traceback begins.
+        lines: Which lines are the traceback's.
+    """
+
+    error: ErrorRecord
+    at: int
+    lines: frozenset[int]
+
+
+def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
     """Returns the exceptions whose tracebacks are in some output, in their order.
 
-    An exception with the one that caused it is one. What a launcher says of the exceptions
-    of others is left out.
+    Launchers and loggers write something before each line, or only before the first: what
+    stands before the first frame is what they write, but for the time, and lines with
+    something else there are another rank's. An exception with the one that caused it is
+    one. What a launcher says of the exceptions of others is left out, and so is what
+    Python has ignored; of these the error has no type.
 
     Args:
         lines: As `clean_lines` returns them.
 
     Example:
-        >>> [error] = find_tracebacks([
-        ...     "[rank0]: Traceback (most recent call last):",
-        ...     '[rank0]:   File "train.py", line 3, in <module>',
-        ...     "[rank0]: KeyError: 'lr'"])
-        >>> error.type, error.message
+        >>> [found] = find_tracebacks([
+        ...     "0: Traceback (most recent call last):",
+        ...     "1: step 7",
+        ...     '0:   File "train.py", line 3, in <module>',
+        ...     "0: KeyError: 'lr'"])
+        >>> found.error.type, found.error.message
         ('KeyError', "'lr'")
     """
-    found, causes = [], ""
+    found: list[Raised] = []
+    used: set[int] = set()
+    causes: dict[str, str] = {}
     for at, line in enumerate(lines):
-        if (begin := _BEGIN.match(line)) is None:
+        is_headed = _HEAD in line
+        if at in used or not (is_headed or _CUT_OFF.match(line)):
             continue
-        prefix = begin[1]
-        end = _end_of(lines, at, prefix)
-        if end is None:
+        own = dict(_own_lines(lines, at))
+        end = next((n for n, text in own.items() if n > at and _ends(text)), None)
+        if end is None or not (is_headed or _NAMES.search(own[end])):
             continue
-        own = [one.removeprefix(prefix) for one in lines[at : end + 4]]
-        size = end + 1 - at
-        last = _LAST.match(own[size - 1])
-        assert last is not None
-        text = "\n".join([causes, *own[:size]]).lstrip("\n")
-        chain = next((t for t in own[size:] if t.startswith(_CHAINS)), "")
-        causes = f"{text}\n{chain}" if chain else ""
-        if not chain and last[1].rpartition(".")[2] not in _SUMMARIES:
-            found.append(ErrorRecord(last[1], last[2] or "", text))
+        rest = [text for n, text in own.items() if n > end][:_MOST_MESSAGE]
+        body = {n: text for n, text in own.items() if n <= end}
+        used.update(body)
+        name, message = _LAST.match(body[end]).groups("")  # type: ignore[union-attr]
+        prefix = _CLOCK.sub("", lines[end].removesuffix(body[end]))
+        text = "\n".join([causes.pop(prefix, ""), *body.values()]).lstrip("\n")
+        if chain := next((t for t in rest[:3] if t.startswith(_CHAINS)), ""):
+            causes[prefix] = f"{text}\n{chain}"
+            continue
+        message = "\n".join([message, *_continued(rest)])
+        is_summary = _SUMMARIES.search(name) or _SUMMED_UP in message
+        if is_summary or any(map(_SURVIVED.search, lines[max(0, at - 3) : at])):
+            name = ""
+        found.append(Raised(ErrorRecord(name, message, text), at, frozenset(body)))
     return found
 
 
-def _end_of(lines: Sequence[str], begin: int, prefix: str) -> int | None:
-    """Returns which line says what was raised; None if the traceback is cut off."""
-    for at in range(begin + 1, min(len(lines), begin + _MOST_LINES)):
-        line = lines[at].removeprefix(prefix)
-        if _BEGIN.match(line):
-            return None
-        if line and not line[0].isspace() and _LAST.match(line):
-            return at
-    return None
+def _own_lines(lines: Sequence[str], at: int) -> Iterator[tuple[int, str]]:
+    """Yields the lines of the stream in which a traceback begins, without their prefix."""
+    before, is_headed, _ = lines[at].partition(_HEAD)
+    if not is_headed:
+        before = _CUT_OFF.match(lines[at])[1]  # type: ignore[index]
+    boxed = "╭" in before
+    before = _OWN.sub("", before)
+    first, last = at + bool(is_headed), min(len(lines), at + _MOST_LINES)
+    yield at, _HEAD + ":"
+    if boxed:
+        for n in range(first, last):
+            text = lines[n].removeprefix(before)
+            box = _BOXED.match(text)
+            yield n, f'  File "{box[1]}", line {box[2]}, in {box[3]}' if box else text
+        return
+    frames = (_FRAME_LINE.match(line) for line in lines[first : first + _NEAR])
+    prefixes = [frame[1] for frame in frames if frame]
+    pattern = _prefix(before)
+    if prefixes and not any(pattern.fullmatch(one) for one in prefixes):
+        pattern = _prefix(prefixes[0])
+    for n in range(first, last):
+        if (start := pattern.match(lines[n])) is not None:
+            text = lines[n][start.end() :]
+            if _HEAD in text:
+                return
+            yield n, text
+
+
+def _prefix(text: str) -> re.Pattern[str]:
+    """Returns what finds a prefix again, at any time of the day."""
+    return re.compile(_CLOCK.pattern.join(map(re.escape, _CLOCK.split(text))))
+
+
+def _ends(text: str) -> bool:
+    return bool(text) and not text[0].isspace() and _LAST.match(text) is not None
+
+
+def _continued(rest: Sequence[str]) -> Iterator[str]:
+    """Yields the further lines of a message: a logger's, or a rank's, begin with a bracket."""
+    for text in rest:
+        if not text.strip() or text.startswith("["):
+            return
+        yield text
 
 
 def headlines(error: ErrorRecord) -> Iterator[str]:
@@ -80,7 +153,7 @@ def headlines(error: ErrorRecord) -> Iterator[str]:
     Args:
         error: The exception.
     """
-    yield from f"{error.type}: {error.message}".splitlines()
+    yield from f"{error.type}: {error.message}".splitlines()[:1]
     for line in error.traceback.splitlines():
         if not line.startswith((" ", "\t", "Traceback", "Original Traceback")):
             yield line

@@ -46,7 +46,7 @@ LOADER = """
 
 # name: (class, cause, is a node to blame, program)
 PROGRAMS = {
-    "wrong-shapes": ("program", "runtime-error", False, """
+    "wrong-shapes": ("program", "shapes-do-not-match", False, """
         import torch
         def step(model, batch):
             return model(batch).sum()
@@ -60,7 +60,7 @@ PROGRAMS = {
         "config = {'lr': 1e-3}\nprint('lr', config['lr'])\nconfig['warmup']"),
     "assertion": ("program", "assertion-error", False,
         "batch = 3\nassert batch % 2 == 0, f'batch {batch} is odd'"),
-    "no-gradient": ("program", "runtime-error", False,
+    "no-gradient": ("program", "wrong-gradient", False,
         "import torch\ntorch.ones(2).sum().backward()"),
     "syntax": ("program", "syntax-error", False, "def step(:\n    pass"),
     "usage": ("program", "usage", False, """
@@ -161,7 +161,7 @@ PROGRAMS = {
         """),
     "loader-killed": ("killed", "dataloader-worker-killed", True,
         LOADER.replace("BODY", "os.kill(os.getpid(), 9)").replace("SIZE", "4")),
-    "loader-segfault": ("crash", "dataloader-worker", True,
+    "loader-segfault": ("crash", "segfault", True,
         LOADER.replace("BODY", "os.kill(os.getpid(), 11)").replace("SIZE", "4")),
     "loader-exits": ("crash", "dataloader-worker", True,
         LOADER.replace("BODY", "os._exit(1)").replace("SIZE", "4")),
