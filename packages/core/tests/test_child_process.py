@@ -130,6 +130,51 @@ def test_forks_draw_numbers_of_their_own_in_one_thread(start):
         assert mine != its
 
 
+HELD = """
+import os, signal
+from pathlib import Path
+
+def killpg(group, how):
+    # As if the kernel did not let go of the first one that is killed.
+    if Path("{seen}").exists():
+        return real(group, how)
+    Path("{seen}").touch()
+
+if "fork_server" in Path("/proc/self/cmdline").read_text():
+    real, os.killpg = os.killpg, killpg
+"""
+
+
+def test_process_that_the_kernel_holds_keeps_neither_caller_nor_server(
+    start, module, tmp_path
+):
+    (tmp_path / "a_holding_module.py").write_text(HELD.format(seen=tmp_path / "seen"))
+    options = {"imported": ("numpy", "a_holding_module")}
+    held, line = start(ForkedProcess, options=options)
+    receive(line)
+    held.kill()
+    with pytest.raises(TimeoutError):
+        held.reap(0.2)
+    assert is_alive(held.pid)
+    other, second = start(ForkedProcess, options=options)
+    receive(second)
+    second.sendall(b"end")
+    assert other.wait(60) == 7
+    # It goes at last.
+    os.kill(held.pid, signal.SIGKILL)
+    assert held.wait(60) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("kind", [NewProcess, ForkedProcess])
+def test_process_that_still_runs_is_not_reaped(start, kind):
+    child, line = start(kind)
+    receive(line)
+    with pytest.raises(TimeoutError):
+        child.reap(0.05)
+    line.sendall(b"end")
+    assert child.wait(60) == 7
+
+
 def test_sweep_finds_what_a_fork_left_behind(start):
     marker = "c" * 32
     child, line = start(ForkedProcess, **{MARKER: marker})

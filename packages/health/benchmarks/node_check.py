@@ -119,7 +119,6 @@ def run(fault):
 def be_node(arguments):
     """Is one of the nodes."""
     from drivetrain_health.checks import CheckConfig
-    from drivetrain_health.checks._bench import Bench
     from drivetrain_health.checks._check_nodes import check_together
     from drivetrain_health.checks._tcp_rendezvous_store import tcp_rendezvous_store
 
@@ -133,14 +132,10 @@ def be_node(arguments):
     print("ready", flush=True)
     sys.stdin.readline()
     host, port = "127.0.0.1", arguments.port
-    with Bench(config) as bench:
-        bench.start()
-        if arguments.fault:
-            threading.Thread(target=spoil, args=(arguments.fault,), daemon=True).start()
-        with tcp_rendezvous_store(
-            host, port, num_nodes=4, node=arguments.node
-        ) as store:
-            verdict = check_together(store, arguments.node, 4, config, bench).verdict
+    if arguments.fault:
+        threading.Thread(target=spoil, args=(arguments.fault,), daemon=True).start()
+    with tcp_rendezvous_store(host, port, num_nodes=4, node=arguments.node) as store:
+        verdict = check_together(store, arguments.node, 4, config).verdict
     print(json.dumps({n: o.outcome for n, o in verdict.opinions.items()}), flush=True)
 
 

@@ -7,10 +7,6 @@ import json
 import os
 import signal
 import socket
-import stat
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +17,17 @@ import pytest
 import torch
 from torch.distributed import DistStoreError, HashStore
 
-from drivetrain_core import ProgramError
+from drivetrain_core import DistributedError, ProgramError
+from drivetrain_core._processes.child_process import servers
 from drivetrain_health import checks as health
 from drivetrain_health import faults
 from drivetrain_health.checks import CHECKS, CheckConfig
+from drivetrain_health.checks import _bench as bench
 from drivetrain_health.checks import _collectives as collectives
 from drivetrain_health.checks import _disk as disk
 from drivetrain_health.checks import _loopback as loopback
-from drivetrain_health.checks import _rdma as rdma
 from drivetrain_health.checks._answer_store import answer_store
-from drivetrain_health.checks._bench import Bench, BenchResult, _messages, _tell
+from drivetrain_health.checks._bench import BenchResult, _messages, _tell, measure_apart
 from drivetrain_health.checks._check_node import measure_node
 from drivetrain_health.checks._check_nodes import confer
 from drivetrain_health.checks._nic import Port, read_ports
@@ -58,43 +55,44 @@ def task_of(**options):
     return task._replace(**options)
 
 
-@pytest.fixture(scope="module")
-def benches(tmp_path_factory):
-    """Servers of measurements for all tests, since torch takes seconds to import."""
-    config = config_of(tmp_path_factory.mktemp("bench"))
-    with Bench(config) as first, Bench(config) as second:
-        first.start()
-        second.start()
-        yield first, second
+def servers_of_measurements():
+    """The processes that fork measurements for this one, others' left aside."""
+    found = [psutil.Process(one) for one in servers() if psutil.pid_exists(one)]
+    return [
+        one for one in found if "drivetrain_health.checks._measure" in one.cmdline()
+    ]
+
+
+def forked():
+    """The measurements that are under way, soon enough to be met."""
+    for server in servers_of_measurements():
+        listed = Path(f"/proc/{server.pid}/task/{server.pid}/children")
+        with contextlib.suppress(OSError):
+            yield from map(int, listed.read_text().split())
 
 
 @pytest.fixture
-def bench(benches):
-    return benches[0]
-
-
-@pytest.fixture
-def watcher():
-    """Does something to the next process that a server of measurements forks."""
+def watcher(tmp_path):
+    """Does something to the next measurement that is forked."""
     threads = []
 
-    def watch(bench, act):
-        server = psutil.Process(bench._server.pid)
-        before = {one.pid for one in server.children()}
+    def watch(act):
+        measure_apart("nic", config_of(tmp_path), limit_s=60)
+        before, stop = set(forked()), threading.Event()
 
         def run():
-            while True:
-                for child in server.children():
-                    if child.pid not in before:
-                        with contextlib.suppress(psutil.NoSuchProcess):
-                            act(child)
-                        return
+            while not stop.is_set():
+                for child in set(forked()) - before:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        act(psutil.Process(child))
+                    return
 
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
+        threads.append((threading.Thread(target=run), stop))
+        threads[-1][0].start()
 
     yield watch
-    for thread in threads:
+    for thread, stop in threads:
+        stop.set()
         thread.join()
 
 
@@ -106,9 +104,9 @@ def test_package_has_its_names_in_order_and_all_of_them():
 
 @pytest.mark.slow
 def test_node_is_measured_and_what_is_not_there_is_skipped_with_a_reason(
-    bench, tmp_path
+    tmp_path,
 ):
-    report = measure_node(bench, config_of(tmp_path), "a")
+    report = measure_node(config_of(tmp_path), "a")
     assert report.is_good, report
     assert set(report.measures) >= {
         "compute_gflops",
@@ -130,27 +128,29 @@ def test_node_is_measured_and_what_is_not_there_is_skipped_with_a_reason(
 
 
 @pytest.mark.slow
-def test_measurement_that_hangs_is_killed_and_says_where_it_was(bench, watcher):
-    hung = []
+def test_measurement_that_hangs_is_killed_and_says_where_it_was(tmp_path, watcher):
+    config, hung = config_of(tmp_path), []
 
     def stop(child):
         os.kill(child.pid, signal.SIGSTOP)
         hung.append(child)
 
-    watcher(bench, stop)
-    outcome = bench.measure("compute", limit_s=0.5)
+    watcher(stop)
+    outcome = measure_apart("compute", config, limit_s=0.5)
     assert outcome.failed == "no result within 0.5 s"
     assert not hung[0].is_running()
-    assert bench.measure("compute", limit_s=60).found.measures["compute_gflops"] > 0
+    found = measure_apart("compute", config, limit_s=60).found
+    assert found.measures["compute_gflops"] > 0
 
 
 @pytest.mark.slow
-def test_measurement_that_is_killed_says_so_and_others_go_on(bench, watcher):
-    watcher(bench, lambda child: child.kill())
-    outcome = bench.measure("memory", limit_s=60)
+def test_measurement_that_is_killed_says_so_and_others_go_on(tmp_path, watcher):
+    config = config_of(tmp_path)
+    watcher(lambda child: child.kill())
+    outcome = measure_apart("memory", config, limit_s=60)
     assert outcome.failed == ""
     assert outcome.not_made.startswith("its process was killed by SIGKILL from outside")
-    assert bench.measure("memory", limit_s=60).found
+    assert measure_apart("memory", config, limit_s=60).found
 
 
 def test_process_that_ends_before_it_is_asked_is_no_error_of_the_asking():
@@ -162,92 +162,67 @@ def test_process_that_ends_before_it_is_asked_is_no_error_of_the_asking():
 
 
 @pytest.mark.slow
-def test_server_that_was_killed_is_replaced(bench):
-    os.kill(bench._server.pid, signal.SIGKILL)
-    bench._server.wait()
-    assert bench.measure("disk", limit_s=60).found
+def test_server_that_was_killed_is_replaced(tmp_path):
+    config = config_of(tmp_path)
+    assert measure_apart("disk", config, limit_s=60).found
+    (server,) = servers_of_measurements()
+    server.kill()
+    server.wait()
+    assert measure_apart("disk", config, limit_s=60).found
+
+
+def test_measurement_that_the_kernel_holds_is_told_and_keeps_nobody(
+    tmp_path, monkeypatch
+):
+    held, reap = [], bench.ForkedProcess.reap
+
+    def hold(child, timeout_s):
+        held.append(child)
+        raise TimeoutError
+
+    monkeypatch.setattr(bench.ForkedProcess, "reap", hold)
+    outcome = measure_apart("memory", config_of(tmp_path), limit_s=0.001)
+    assert "no result within 0.001 s" in outcome.failed
+    assert outcome.failed.endswith("it cannot be killed, for 5 s now")
+    reap(held[0])
+
+
+def test_server_that_cannot_start_is_no_failure_of_the_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench, "_MODULE", "drivetrain_health.nowhere")
+    with pytest.raises(DistributedError, match="what forks measurements ended with"):
+        measure_apart("memory", config_of(tmp_path), limit_s=60)
 
 
 @pytest.mark.slow
-def test_error_in_a_measurement_is_its_last_word(bench, tmp_path, monkeypatch):
+def test_error_in_a_measurement_is_its_last_word(tmp_path):
     config = config_of(tmp_path)
     # It was checked when it was made: an error that nobody has foreseen.
     object.__setattr__(config, "num_threads", -1)
-    monkeypatch.setattr(bench, "_config", config)
-    assert bench.measure("compute", limit_s=60) == BenchResult(
+    assert measure_apart("compute", config, limit_s=60) == BenchResult(
         failed="its process ended with exit code 1: RuntimeError: set_num_threads "
         "expects a positive integer"
     )
 
 
 @pytest.mark.slow
-def test_memory_is_what_a_measurement_may_have_beside_its_parents(
-    bench, tmp_path, monkeypatch
-):
-    # The server of a process that has much is forked with all of it.
-    ballast = bytearray(1 << 29)
-    config = config_of(tmp_path, memory_bytes=1 << 28)
-    monkeypatch.setattr(bench, "_config", config)
-    os.kill(bench._server.pid, signal.SIGKILL)
-    bench._server.wait()
-    assert bench.measure("loopback", limit_s=60).found
-    assert len(ballast) > config.memory_bytes
-
-
-@pytest.mark.slow
 def test_check_for_which_memory_does_not_suffice_is_not_made_and_no_fault(
-    bench, tmp_path, monkeypatch
+    tmp_path,
 ):
     config = config_of(tmp_path, checks=("memory", "loopback"))
     # Less than anybody may ask for.
     object.__setattr__(config, "memory_bytes", 1 << 26)
-    monkeypatch.setattr(bench, "_config", config)
-    report = measure_node(bench, config, "a")
+    report = measure_node(config, "a")
     assert report.is_good
     assert list(report.not_made) == ["memory"]
     assert "allocate" in report.not_made["memory"]
     assert "loopback_gb_per_s" in report.measures
 
 
-@pytest.mark.slow
-def test_what_a_measurement_leaves_behind_dies_with_it():
-    """A child in a session of its own, and whose parent has ended, is found all the same."""
-    code = textwrap.dedent(
-        """
-        import os, socket, subprocess, sys
-        from drivetrain_health.checks import _measure_server as server
-        from drivetrain_core.processes import adopt_orphans, children
-        adopt_orphans()
-        read_end, write_end = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.setpgid(0, 0)
-            leaf = subprocess.Popen(["sleep", "600"], start_new_session=True)
-            os.write(write_end, str(leaf.pid).encode())
-            os._exit(0)
-        leaf = int(os.read(read_end, 32))
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        assert server._end(pid) == 0
-        assert not children()
-        assert not os.path.exists(f"/proc/{leaf}")
-        print("nothing is left")
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.stdout == "nothing is left\n", done.stderr
-
-
-def test_checks_after_the_end_of_a_round_are_not_made(tmp_path, bench):
+def test_checks_after_the_end_of_a_round_are_not_made(tmp_path):
     config = config_of(tmp_path, checks=("compute", "disk"))
     # It was checked when it was made: a round that others have kept waiting.
     object.__setattr__(config, "round_s", 0.0)
-    report = measure_node(bench, config, "a")
+    report = measure_node(config, "a")
     assert report.failures == {
         "compute": "no time was left of 0 s for a round",
         "disk": "no time was left of 0 s for a round",
@@ -331,37 +306,35 @@ def test_own_address_is_measured_where_there_is_one():
     assert found.measures["own_address_gb_per_s"] > 0
 
 
-def test_pair_exchanges_over_the_store_of_its_parents(tmp_path, benches):
+def test_pair_exchanges_over_the_store_of_its_parents(tmp_path):
     store = HashStore()
     config = config_of(tmp_path, checks=("exchange", "gpu_exchange"))
     with ThreadPoolExecutor(2) as pool:
         running = [
-            pool.submit(measure_node, one, config, node, ("a", "b"), store)
-            for node, one in zip("ab", benches, strict=True)
+            pool.submit(measure_node, config, node, ("a", "b"), store) for node in "ab"
         ]
         first, second = (one.result() for one in running)
     assert first.is_good, first
     assert set(first.measures) == {
         "network_all_gather_gb_per_s",
         "network_all_reduce_gb_per_s",
+        "network_reduce_scatter_gb_per_s",
     }
     assert first.received == second.received != ""
 
 
-def test_partner_that_does_not_come_is_a_failure_of_the_network(tmp_path, bench):
+def test_partner_that_does_not_come_is_a_failure_of_the_network(tmp_path):
     config = config_of(tmp_path, checks=("exchange",), round_s=0.5, limit_s=0.3)
-    report = measure_node(bench, config, "a", ("a", "b"), HashStore())
+    report = measure_node(config, "a", ("a", "b"), HashStore())
     assert report.network_failure == "exchange: b did not come"
     assert not report.failures
 
 
-def test_partner_that_dies_in_the_exchange_is_a_failure_of_the_network(tmp_path, bench):
+def test_partner_that_dies_in_the_exchange_is_a_failure_of_the_network(tmp_path):
     store = HashStore()
     store.set("exchange/here/b", "")
     config = config_of(tmp_path, checks=("exchange",), limit_s=1.0)
-    bench_of = Bench(config)
-    bench_of._server, bench_of._control = bench._server, bench._control
-    report = measure_node(bench_of, config, "a", ("a", "b"), store)
+    report = measure_node(config, "a", ("a", "b"), store)
     assert report.network_failure.startswith("exchange: ")
     assert not report.failures
 
@@ -393,6 +366,10 @@ def test_group_of_ranks_receives_what_was_sent_and_finds_what_was_not():
             tensors[0].add_(torch.arange(9, 9 + len(tensors[0])))
             if self.spoil == "reduce":
                 tensors[0][3] += 1
+            return self
+
+        def reduce_scatter(self, outputs, inputs):
+            outputs[0].copy_(inputs[0][0])
             return self
 
     def run(spoil):
@@ -464,73 +441,6 @@ def test_ports_are_read_as_the_kernel_shows_them(tmp_path):
     assert read_ports(tmp_path / "none") == []
 
 
-@pytest.fixture
-def perftest(tmp_path, monkeypatch):
-    """Two active devices, and a program in the place of ib_write_bw."""
-    devices = tmp_path / "infiniband"
-    for name in ("mlx5_0", "mlx5_1"):
-        place = devices / name / "ports" / "1"
-        place.mkdir(parents=True)
-        (place / "state").write_text("4: ACTIVE\n")
-    monkeypatch.setattr(rdma, "_DEVICES", devices)
-
-    def install(script):
-        tool = tmp_path / "ib_write_bw"
-        tool.write_text(f"#!/bin/sh\n{script}\n")
-        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    return install
-
-
-WAITS = 'case "$*" in *127.0.0.1*|*--help*) ;; *) echo "* Waiting for client"; '
-WAITS += "exec sleep 600;; esac\n"
-
-
-def test_rdma_is_what_the_tool_says(perftest):
-    perftest(f"{WAITS}echo ' 65536 5000 197.51 197.48 0.37'")
-    assert rdma.measure(task_of()).measures == {"rdma_gbit_per_s": 197.48}
-
-
-def test_rdma_of_a_gpu_is_measured_where_the_tool_can(perftest):
-    perftest(
-        f"{WAITS}case \"$*\" in *--help*) echo '--use_cuda=<id>';; "
-        "*--use_cuda=0*) echo '65536 9 90 80.5 1';; *) echo '65536 9 99 98.5 1';; esac"
-    )
-    found = rdma.measure(task_of()).measures
-    assert found == {"rdma_gbit_per_s": 98.5, "rdma_gpu_gbit_per_s": 80.5}
-
-
-@pytest.mark.parametrize(
-    ("script", "says"),
-    [
-        (f"{WAITS}echo 'Unable to connect'", "no rate: Unable to connect"),
-        ("echo 'no device'; exit 1", "no rate: no device"),
-        ("exit 1", "no rate: nothing at all"),
-    ],
-)
-def test_rdma_tool_that_fails_is_a_failure(perftest, script, says):
-    perftest(script)
-    with pytest.raises(CheckFailedError, match=says):
-        rdma.measure(task_of())
-
-
-def test_rdma_tool_that_hangs_is_given_up(perftest):
-    perftest(f"{WAITS}exec sleep 600")
-    with pytest.raises(CheckFailedError, match="timed out after"):
-        rdma.measure(task_of(limit_s=0.2))
-
-
-def test_rdma_is_skipped_without_the_tool_or_the_devices(perftest, monkeypatch):
-    perftest("exit 0")
-    monkeypatch.setattr(rdma, "_DEVICES", Path("/nonexistent"))
-    with pytest.raises(NotHereError, match="two active RDMA devices, there are 0"):
-        rdma.measure(task_of())
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(NotHereError, match="which the package perftest has"):
-        rdma.measure(task_of())
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -554,18 +464,19 @@ def test_configuration_that_makes_no_sense_is_refused(options, says):
 
 
 @pytest.mark.slow
-def test_slow_node_of_four_is_named(tmp_path, bench, watcher):
+def test_slow_node_of_four_is_named(tmp_path, watcher):
     """The nodes measure one after the other here, and one of them gets little time."""
     config = config_of(tmp_path, checks=("compute",))
     store, turn = HashStore(), threading.Lock()
 
     def run(node):
-        def measure(group, store_of_round):
+        def measure(group, store_of_round, is_whole):
+            assert is_whole
             with turn, contextlib.ExitStack() as stack:
                 if node == "d":
                     braked = functools.partial(faults.slow, share=0.05)
-                    watcher(bench, lambda child: stack.enter_context(braked(child.pid)))
-                return measure_node(bench, config, node, group, store_of_round)
+                    watcher(lambda child: stack.enter_context(braked(child.pid)))
+                return measure_node(config, node, group, store_of_round)
 
         return confer(store, node, 4, config, measure).verdict
 

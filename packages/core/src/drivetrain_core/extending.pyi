@@ -46,7 +46,6 @@ from drivetrain_core._processes.child_process import ChildProcess as ChildProces
 from drivetrain_core._processes.child_process import ForkedProcess as ForkedProcess
 from drivetrain_core._processes.child_process import NewProcess as NewProcess
 from drivetrain_core._processes.fork_server import MARKER as MARKER
-from drivetrain_core._processes.fork_server import die_with as die_with
 from drivetrain_core._program import Program as Program
 from drivetrain_core._ranks import describe_error as describe_error
 from drivetrain_core._ranks import rebuild_error as rebuild_error

@@ -40,13 +40,14 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children()}
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """Lets this process be killed when its parent ends.
+def end_with_parent(parent: int | None = None, how: int = signal.SIGKILL) -> None:
+    """Lets the kernel send this process a signal when its parent ends.
 
     Args:
         parent: Who that has to be; this process ends now if it is another one.
+        how: The signal.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_PDEATHSIG, how)
     # The parent may have ended before.
     if os.getppid() != (parent or os.getppid()):
         os._exit(1)

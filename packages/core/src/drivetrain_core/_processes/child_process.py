@@ -56,8 +56,12 @@ class ChildProcess(Protocol):
     def kill(self) -> None:
         """Ends it and its group. Safe to call again."""
 
-    def reap(self) -> None:
-        """Lets go of it, after it was killed and nobody waits for it any more."""
+    def reap(self, timeout_s: float | None = None) -> None:
+        """Lets go of it, after it was killed and nobody waits for it any more.
+
+        Raises:
+            TimeoutError: The kernel holds it still, as one that waits for a device.
+        """
 
 
 class NewProcess:
@@ -120,8 +124,9 @@ class NewProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def reap(self) -> None:
+    def reap(self, timeout_s: float | None = None) -> None:
         """Lets go of it, after it was killed and nobody waits for it any more."""
+        self.wait(timeout_s)
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
@@ -226,10 +231,10 @@ class ForkedProcess:
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_WR)
 
-    def reap(self) -> None:
+    def reap(self, timeout_s: float | None = None) -> None:
         """Lets go of it, after it was killed and nobody waits for it any more."""
         # The server closes its end when the process is no more.
-        self._line.settimeout(None)
+        self._line.settimeout(timeout_s)
         while self._line.recv(32):
             pass
         self._close()

@@ -24,7 +24,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from drivetrain_core.processes import has_lost_accelerator
+from drivetrain_core.processes import end_with_parent, has_lost_accelerator
 
 MARKER = "DRIVETRAIN_TRIAL"
 """The environment variable that marks a process, and whatever it starts."""
@@ -34,7 +34,6 @@ NO_MARK = "0" * 32
 
 _MOST_BYTES = 1 << 20
 _MOST_DESCRIPTORS = 5
-_PR_SET_PDEATHSIG = 1
 
 
 class _Server:
@@ -44,15 +43,15 @@ class _Server:
         self._control = control
         self._lines: dict[int, socket.socket] = {}
         self._told: set[int] = set()
+        self._ending: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
-        self._wake_end, wake = socket.socketpair()
-        wake.setblocking(False)
+        self._wake_end, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
         self._wake_end.setblocking(False)
-        self._wake = wake
         self._selector.register(self._wake_end, selectors.EVENT_READ)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> tuple[dict[str, Any], int | None] | None:
         """Returns None when the caller is gone; in a fork, its request and its channel."""
@@ -65,6 +64,9 @@ class _Server:
                     if not data:
                         for pid in list(self._lines):
                             self._end(pid)
+                        while self._lines:
+                            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                            self._tell_of_ends()
                         return None
                     asked, stdin, output, line, *rest = descriptors
                     _import_more(asked)
@@ -82,7 +84,7 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             os.setpgid(0, 0)
-            die_with(server)
+            end_with_parent(server)
             for descriptor, standard in ((stdin, 0), (output, 1), (output, 2)):
                 os.dup2(descriptor, standard)
             for descriptor in (stdin, output, line):
@@ -120,23 +122,19 @@ class _Server:
                 # Nobody listens any more if the caller is gone.
                 with contextlib.suppress(OSError):
                     self._lines[pid].send(str(code).encode())
+        for pid in self._ending & self._told:
+            os.waitpid(pid, 0)
+            self._ending.discard(pid)
+            self._told.discard(pid)
+            self._lines.pop(pid).close()
 
     def _end(self, pid: int) -> None:
+        """Kills a group; one that the kernel does not let go of keeps nobody waiting."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        self._told.discard(pid)
-        line = self._lines.pop(pid)
-        self._selector.unregister(line)
-        line.close()
-
-
-def die_with(parent: int, how: int = signal.SIGKILL) -> None:
-    """Makes the kernel send this process a signal when its parent ends."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, how)
-    if os.getppid() != parent:
-        os._exit(1)
+        self._selector.unregister(self._lines[pid])
+        self._ending.add(pid)
+        self._tell_of_ends()
 
 
 def _read(descriptor: int) -> dict[str, Any]:
@@ -188,8 +186,7 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["directory"])
     sys.path[:] = request["path"]
     sys.argv[:] = [request["module"], *request["arguments"]]
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
+    if (numpy := sys.modules.get("numpy")) is not None:
         # Python draws anew in a fork by itself; it would not.
         numpy.random.seed()
 

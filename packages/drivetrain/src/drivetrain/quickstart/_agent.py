@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from drivetrain.quickstart._elastic_spec import ElasticSpec
 from drivetrain_checkpoint import Checkpointer
 from drivetrain_core import cli
-from drivetrain_core.extending import die_with
+from drivetrain_core.processes import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parent, path = sys.argv[1:] if argv is None else argv
     spec = ElasticSpec.load(Path(path))
     # Asked to end, an agent ends its workers. Their daemon would wait for others.
-    die_with(int(parent), signal.SIGTERM)
+    end_with_parent(int(parent), signal.SIGTERM)
     command = ["elastic", "run", "--standalone"]
     command += ["--nproc-per-node", str(spec.num_workers)]
     command += ["--standbys", str(spec.num_standbys)]

@@ -137,7 +137,8 @@ def _result(node: str, found: dict[str, Any]) -> pb.CheckResult:
     said = f"{said}, with {len(found['nodes'])} nodes"
     if found["absent"]:
         said += f"; did not come: {', '.join(found['absent'])}"
-    said = "; ".join([said, *_not_made(found["this"])])
+    switches = [f"switch {s} is bad: {w}" for s, w in found["bad_switches"].items()]
+    said = "; ".join([said, *switches, *_not_made(found["this"])])
     return pb.CheckResult(reason=said[:300], faulty=bad)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import as_wrong_use, reason_of
-from drivetrain_health.checks import CheckConfig, check_node
+from drivetrain_health.checks import CheckConfig, check_node, plan_commands
 
 if TYPE_CHECKING:
     import argparse
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace) -> int:
     """Checks this node alone, and returns the exit status."""
+    if arguments.dry_run:
+        print("\n".join(plan_commands(arguments.sysfs)))
+        return 0
     config = config_of(arguments)
     report = check_node(config, node=arguments.node or socket.gethostname())
     if arguments.json:

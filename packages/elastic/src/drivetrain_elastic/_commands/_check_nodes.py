@@ -19,7 +19,7 @@ from drivetrain_elastic._commands._check_node import (
     print_faults,
     print_threads,
 )
-from drivetrain_health.checks import Bench, check_together, tcp_rendezvous_store
+from drivetrain_health.checks import check_together, tcp_rendezvous_store
 
 if TYPE_CHECKING:
     import argparse
@@ -35,13 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
     _require_rendezvous(arguments)
     node = arguments.node or socket.gethostname()
-    with Bench(config) as bench:
-        # Before there is a connection to a master, with threads of its own.
-        bench.start()
-        with _store(arguments, node) as store:
-            # A store of Python's is only as long there as somebody here has it.
-            room = PrefixStore(f"check {arguments.id}", store)
-            together = check_together(room, node, arguments.nodes, config, bench)
+    with _store(arguments, node) as store:
+        # A store of Python's is only as long there as somebody here has it.
+        room = PrefixStore(f"check {arguments.id}", store)
+        together = check_together(room, node, arguments.nodes, config)
     if arguments.json:
         print(json.dumps(_plain(together)), flush=True)
     else:
@@ -63,7 +60,6 @@ def _require_rendezvous(arguments: argparse.Namespace) -> None:
 def _store(arguments: argparse.Namespace, node: str) -> Iterator[Store]:
     """Yields where the nodes meet."""
     if arguments.rdzv_endpoint:
-        # A process that has imported gRPC has threads, and its bench does not fork.
         from drivetrain_elastic._commands._store_at_master import store_at_master
 
         with store_at_master(arguments) as store:
@@ -92,6 +88,7 @@ def _plain(together: Together) -> dict[str, Any]:
         "rates": _best(together),
         "notes": list(verdict.notes),
         "absent": list(verdict.absent),
+        "bad_switches": dict(verdict.bad_switches),
         "this": plain_report(together.report),
     }
 
@@ -124,6 +121,8 @@ def _print_nodes(together: Together, num_threads: int) -> None:
     for node, opinion in verdict.opinions.items():
         if opinion.reason != "passed":
             print(f"{node}: {opinion.outcome.upper()}: {opinion.reason}")
+    for switch, why in verdict.bad_switches.items():
+        print(f"switch {switch}: BAD: {why}")
     print(
         f"{len(passed)} of {len(verdict.opinions)} nodes have passed, in "
         f"{verdict.num_rounds} {'round' if verdict.num_rounds == 1 else 'rounds'}"

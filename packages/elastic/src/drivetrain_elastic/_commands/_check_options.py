@@ -88,6 +88,17 @@ def populate_check_parser(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="JSON: under which switch each node is; neighbours are checked first",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the commands that measure RDMA and NCCL on this node, and run none",
+    )
+    parser.add_argument(
+        "--sysfs",
+        default="/sys",
+        metavar="DIR",
+        help="with --dry-run: what was recorded of another node's (%(default)s)",
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.set_defaults(run=_check)
 
@@ -109,5 +120,6 @@ def _rendezvous_url(text: str) -> str:
 
 def _check(arguments: argparse.Namespace) -> int:
     # What several nodes need imports torch.
-    how = "_check_node" if arguments.nodes == 1 else "_check_nodes"
+    is_alone = arguments.nodes == 1 or arguments.dry_run
+    how = "_check_node" if is_alone else "_check_nodes"
     return deferred(f"drivetrain_elastic._commands.{how}:run")(arguments)

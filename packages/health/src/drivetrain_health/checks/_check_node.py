@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_health.checks._bench import Bench
+from drivetrain_health.checks._bench import measure_apart
 from drivetrain_health.checks._check_config import CheckConfig
 from drivetrain_health.checks._checks import CHECKS
 
@@ -75,13 +75,10 @@ def check_node(
         >>> report.is_good, sorted(report.skipped), report.measures["loopback_gb_per_s"] > 0
         (True, ['gpu_all_to_all'], True)
     """
-    config = config or CheckConfig()
-    with Bench(config) as bench:
-        return measure_node(bench, config, node or socket.gethostname())
+    return measure_node(config or CheckConfig(), node or socket.gethostname())
 
 
 def measure_node(
-    bench: Bench,
     config: CheckConfig,
     node: str,
     group: tuple[str, ...] = (),
@@ -90,7 +87,6 @@ def measure_node(
     """Makes all checks of a node, and those with its group if it has one.
 
     Args:
-        bench: Makes the measurements.
         config: What is checked, and for how long.
         node: Its name.
         group: With whom it is checked, itself included.
@@ -119,8 +115,9 @@ def measure_node(
         if not failed and left_s <= 0:
             failed = f"no time was left of {config.round_s:g} s for a round"
         if not failed:
-            outcome = bench.measure(
+            outcome = measure_apart(
                 name,
+                config,
                 limit_s=left_s,
                 rank=group.index(node) if is_paired else 0,
                 num_nodes=len(group) if is_paired else 1,

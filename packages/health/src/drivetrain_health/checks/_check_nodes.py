@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch.distributed.distributed_c10d import PrefixStore
 
 from drivetrain_core import DistributedError, ProgramError
-from drivetrain_health.checks._bench import Bench
 from drivetrain_health.checks._check_config import CheckConfig
 from drivetrain_health.checks._check_node import NodeReport, measure_node
 from drivetrain_health.checks._checks import CHECKS
 from drivetrain_health.checks._round_table import RoundTable
 from drivetrain_health.checks._wire import read_result, write_result
-from drivetrain_health.decisions.node_check import judge
+from drivetrain_health.decisions.node_check import Outcome, judge
 from drivetrain_health.decisions.node_pairs import pair
 from drivetrain_health.decisions.node_results import most_rounds
+from drivetrain_health.decisions.switch_rounds import bad_switches, switch_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from drivetrain_health.decisions.node_check import CheckVerdict
     from drivetrain_health.decisions.node_results import Groups, Result
 
-    Measure = Callable[[tuple[str, ...], Store], NodeReport]
+    Measure = Callable[[tuple[str, ...], Store, bool], NodeReport]
 
 
 class Together(NamedTuple):
@@ -89,7 +89,6 @@ def check_together(
     node: str,
     nodes: int | Sequence[str],
     config: CheckConfig | None = None,
-    bench: Bench | None = None,
 ) -> Together:
     """Does what `check_nodes` does, and returns what was measured as well.
 
@@ -98,7 +97,6 @@ def check_together(
         node: The name of this one.
         nodes: The names of all, or how many there are.
         config: What is checked, and for how long.
-        bench: Makes the measurements; by default one of its own.
 
     Raises:
         ProgramError: Names are not unique, or nodes are checked differently.
@@ -106,13 +104,14 @@ def check_together(
             be measured here.
     """
     config = config or CheckConfig()
-    if bench is None:
-        with Bench(config) as own:
-            own.start()
-            return check_together(store, node, nodes, config, own)
 
-    def measure(group: tuple[str, ...], store_of_round: Store) -> NodeReport:
-        return measure_node(bench, config, node, group, store_of_round)
+    paired = tuple(name for name in config.checks if CHECKS[name].is_paired)
+
+    def measure(
+        group: tuple[str, ...], store_of_round: Store, is_whole: bool
+    ) -> NodeReport:
+        chosen = config if is_whole else replace(config, checks=paired)
+        return measure_node(chosen, node, group, store_of_round)
 
     return confer(store, node, nodes, config, measure)
 
@@ -131,7 +130,8 @@ def confer(
         node: The name of this one.
         nodes: The names of all, or how many there are.
         config: What is checked, and for how long.
-        measure: Given a group and where it meets, makes all checks of this node.
+        measure: Given a group, where it meets, and whether all checks are to be made or
+            only those with the group, makes them.
 
     Raises:
         ProgramError: Names are not unique, or nodes are checked differently.
@@ -144,34 +144,46 @@ def confer(
     rounds: list[Groups] = []
     results: list[Result] = []
     verdict: CheckVerdict | None = None
-    report = NodeReport(node)
-    while verdict is None or (
-        verdict.suspects and len(rounds) < most_rounds(len(names), judging)
-    ):
-        groups = pair(names, rounds, verdict, config.switches)
-        number, until_s = len(rounds), time.monotonic() + config.round_s
+    reports: list[NodeReport] = []
+
+    def hold(groups: Groups, number: int, *, is_whole: bool) -> list[Result]:
+        """Measures in a round, and returns what all have said of it."""
+        until_s = time.monotonic() + config.round_s
         group_of = {member: group for group in groups for member in group}
         if node in group_of:
             group = group_of[node]
             store_of_round = PrefixStore(f"round {number}/{group[0]}", store)
-            report = measure(group, store_of_round)
-            table.say(f"round {number}", node, write_result(report, group))
+            reports.append(measure(group, store_of_round, is_whole))
+            table.say(f"round {number}", node, write_result(reports[-1], group))
         said = table.close(
             f"round {number}", group_of, until_s=until_s, has_said=node in group_of
         )
-        results += [
+        return [
             read_result(text, round_number=number, node=one, group=group_of[one])
             for one, text in said.items()
             if one in group_of
         ]
+
+    while verdict is None or (
+        verdict.suspects and len(rounds) < most_rounds(len(names), judging)
+    ):
+        groups = pair(names, rounds, verdict, config.switches)
+        results += hold(groups, len(rounds), is_whole=True)
         rounds.append(groups)
         verdict = judge(names, rounds, results, judging)
+    passed = [n for n, o in verdict.opinions.items() if o.outcome == Outcome.PASSED]
+    own = reports[-1] if reports else NodeReport(node)
+    said: list[Result] = []
+    later = switch_rounds(passed, config.switches) if has_exchange else []
+    for number, groups in enumerate(later, len(rounds)):
+        said += hold(groups, number, is_whole=False)
+    verdict = verdict._replace(bad_switches=bad_switches(said, config.switches))
     table.end()
     if absent:
         # A node that was not there is not known to be faulty.
         note = f"{', '.join(absent)} did not come within {config.join_s:g} s"
         verdict = verdict._replace(notes=(*verdict.notes, note), absent=tuple(absent))
-    return Together(verdict, tuple(results), report)
+    return Together(verdict, tuple(results), own)
 
 
 def _join(

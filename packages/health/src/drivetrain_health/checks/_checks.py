@@ -14,12 +14,15 @@ class Check(NamedTuple):
         is_paired: Whether it takes other nodes.
         uses_gpu: Whether it is skipped without a GPU; one that uses it has no limit of its
             memory, since drivers reserve far more than they take.
+        patience: How many times the limit of a check it may take, since it goes over many
+            paths; each of them has a limit of its own.
     """
 
     home: str
     says: str
     is_paired: bool = False
     uses_gpu: bool = False
+    patience: int = 1
 
 
 CHECKS = {
@@ -28,7 +31,12 @@ CHECKS = {
     "loopback": Check("_loopback", "TCP within the node"),
     "disk": Check("_disk", "a file written, synced and read"),
     "nic": Check("_nic", "links of RDMA devices"),
-    "rdma": Check("_rdma", "RDMA from device to device within the node", uses_gpu=True),
+    "rdma": Check(
+        "_rdma",
+        "RDMA from each device to memory, GPUs and the other devices of the node",
+        uses_gpu=True,
+        patience=4,
+    ),
     "gpu_compute": Check("_gpu_compute", "matrix products on each GPU", uses_gpu=True),
     "gpu_copy": Check("_gpu_copy", "copies to and from each GPU", uses_gpu=True),
     "gpu_all_to_all": Check(

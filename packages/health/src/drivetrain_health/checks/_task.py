@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_core import DrivetrainError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed.distributed_c10d import Store
+
+
+# GPUs are counted as their places on the bus, as the topology counts them.
+TOOL_VARIABLES = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 class NotHereError(DrivetrainError):
@@ -61,6 +67,34 @@ class Task(NamedTuple):
     num_nodes: int
     note: Callable[[str], None]
     store: Store | None = None
+
+
+def said_by(command: Sequence[str], limit_s: float, what: str = "") -> str:
+    """Returns what a command writes, to whichever output.
+
+    Args:
+        command: The command.
+        limit_s: After how long it is killed.
+        what: How errors begin; by default the command's name.
+
+    Raises:
+        CheckFailedError: It does not start, or does not end in time.
+    """
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **TOOL_VARIABLES},
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        message = f"{what or command[0]}: {error}"
+        raise CheckFailedError(message) from error
 
 
 def repeat(work: Callable[[], object], seconds: float) -> tuple[int, float]:

@@ -81,6 +81,7 @@ class CheckVerdict(NamedTuple):
         notes: What cannot be told, and why.
         num_rounds: After how many rounds.
         absent: Who did not come: nothing is known of them.
+        bad_switches: Switches that nodes are slow under, or across, and why.
     """
 
     opinions: dict[str, Opinion]
@@ -88,6 +89,7 @@ class CheckVerdict(NamedTuple):
     notes: tuple[str, ...]
     num_rounds: int
     absent: tuple[str, ...] = ()
+    bad_switches: Mapping[str, str] = {}
 
     @property
     def faulty(self) -> tuple[str, ...]:
@@ -107,9 +109,8 @@ class CheckVerdict(NamedTuple):
     @property
     def is_good(self) -> bool:
         """Whether all nodes have come and passed."""
-        return not self.absent and len(self._those(Outcome.PASSED)) == len(
-            self.opinions
-        )
+        is_whole = not (self.absent or self.bad_switches)
+        return is_whole and len(self._those(Outcome.PASSED)) == len(self.opinions)
 
     def _those(self, outcome: Outcome) -> tuple[str, ...]:
         return tuple(n for n, o in self.opinions.items() if o.outcome == outcome)

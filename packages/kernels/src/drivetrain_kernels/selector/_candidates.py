@@ -1,9 +1,11 @@
-"""The ways to run a model that are compared, as a literal table."""
+"""The ways to run a model that are compared, as `candidates.toml` lists them."""
 
 from __future__ import annotations
 
 import difflib
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,33 +79,8 @@ class Candidate:
         return ""
 
 
-_LIST = (
-    Candidate(name=EAGER, what="as it is", backend=""),
-    Candidate(name="block", what="each repeated block by Inductor", blocks=True),
-    Candidate(name="default", what="the whole by Inductor"),
-    Candidate(name="dynamic", what="the whole, for any size", dynamic=True),
-    Candidate(name="kernels", what="own kernels, eager", kernels=True, backend=""),
-    Candidate(
-        name="kernels+block",
-        what="own kernels, each block by Inductor",
-        kernels=True,
-        blocks=True,
-    ),
-    Candidate(
-        name="cudagraphs",
-        what="the whole by Inductor, as CUDA graphs",
-        mode="reduce-overhead",
-        needs_graphs=True,
-        by_name_elsewhere=False,
-    ),
-    Candidate(
-        name="max-autotune",
-        what="the whole by Inductor, kernels measured",
-        mode="max-autotune-no-cudagraphs",
-        needs_graphs=True,
-    ),
-)
-CANDIDATES: dict[str, Candidate] = {one.name: one for one in _LIST}
+_ROWS = tomllib.loads(files(__package__).joinpath("candidates.toml").read_text("utf-8"))
+CANDIDATES = {name: Candidate(name=name, **row) for name, row in _ROWS.items()}
 
 
 class Installed:

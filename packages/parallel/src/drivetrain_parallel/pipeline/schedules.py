@@ -6,7 +6,9 @@ A new one also needs its cost in `cost.schedules` and its name among the choices
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from drivetrain_core import Code, PlanError
@@ -51,48 +53,14 @@ class ScheduleRules:
     fixed: bool
     form: str = "loop"
     splits_backward: bool = False
-    lacking: Callable[[int, int, int], str] = _any_number
+    lacking: Callable[[int, int, int], str]
 
 
+_LACKING = {"": _any_number, "pipeline": _fills_the_pipeline, "rounds": _fills_rounds}
+_ROWS = tomllib.loads(files(__package__).joinpath("schedules.toml").read_text("utf-8"))
 SCHEDULES = {
-    "gpipe": ScheduleRules(torch_name="ScheduleGPipe", default_stages=1, fixed=True),
-    "1f1b": ScheduleRules(
-        torch_name="Schedule1F1B",
-        default_stages=1,
-        fixed=True,
-        lacking=_fills_the_pipeline,
-    ),
-    "interleaved_1f1b": ScheduleRules(
-        torch_name="ScheduleInterleaved1F1B",
-        default_stages=2,
-        fixed=False,
-        lacking=_fills_rounds,
-    ),
-    "looped_bfs": ScheduleRules(
-        torch_name="ScheduleLoopedBFS", default_stages=2, fixed=False
-    ),
-    "interleaved_zero_bubble": ScheduleRules(
-        torch_name="ScheduleInterleavedZeroBubble",
-        default_stages=2,
-        fixed=False,
-        splits_backward=True,
-        lacking=_fills_rounds,
-    ),
-    "zbv_zero_bubble": ScheduleRules(
-        torch_name="ScheduleZBVZeroBubble",
-        default_stages=2,
-        fixed=True,
-        form="v",
-        splits_backward=True,
-    ),
-    "dual_pipe_v": ScheduleRules(
-        torch_name="ScheduleDualPipeV",
-        default_stages=2,
-        fixed=True,
-        form="v",
-        splits_backward=True,
-        lacking=_fills_the_pipeline,
-    ),
+    name: ScheduleRules(lacking=_LACKING[row.pop("lacking", "")], **row)
+    for name, row in _ROWS.items()
 }
 """The seven schedules, by the names that plans have for them."""
 

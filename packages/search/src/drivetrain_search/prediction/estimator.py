@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_core.extending import die_with
+from drivetrain_core.processes import end_with_parent
 from drivetrain_search.process.worker import be_taken_first
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Answers until the parent closes the socket; returns the exit code."""
     spec_path, _, descriptor, parent = argv
-    die_with(int(parent))
+    end_with_parent(int(parent))
     be_taken_first()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drivetrain_core.accelerators import accelerator_of
-from drivetrain_core.extending import die_with
+from drivetrain_core.processes import end_with_parent
 from drivetrain_search.prediction.time_model import Collective, Rates
 from drivetrain_search.process.worker import be_taken_first
 
@@ -148,7 +148,7 @@ def _all_reduce_s(size: int) -> float:
 def main(argv: list[str]) -> int:
     """Measures as one rank, answers on the socket, and returns the exit code."""
     spec_path, rank, descriptor, parent = argv
-    die_with(int(parent))
+    end_with_parent(int(parent))
     be_taken_first()
     spec = json.loads(Path(spec_path).read_text(encoding="utf-8"))
     torch.set_num_threads(1)

@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.extending import die_with
+from drivetrain_core.processes import end_with_parent
 from drivetrain_search.process.channel import tell
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     """Runs one rank; returns the exit code."""
     started = time.perf_counter()
     spec_path, rank, descriptor, parent = argv[0], int(argv[1]), int(argv[2]), argv[3]
-    die_with(int(parent))
+    end_with_parent(int(parent))
     be_taken_first()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)

@@ -1,0 +1,304 @@
+"""Ways from RDMA devices within a node: rounds, what is slow, the tools' commands."""
+
+import json
+import random
+import socket
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from drivetrain_health.checks import _rdma as rdma
+from drivetrain_health.checks import plan_commands
+from drivetrain_health.checks._task import CheckFailedError, NotHereError, Task
+from drivetrain_health.decisions.device_paths import (
+    DevicePath,
+    describe_slow,
+    rounds_of,
+    slow_paths,
+)
+from drivetrain_testing import RecordedMachine
+
+OPTIONS = json.loads((Path(__file__).parent / "data/tool_options.json").read_text())
+NEW = "--numa_node=<id> --use_cuda=<id> --use_cuda_bus_id=<id>"
+OLD = "--use_cuda=<id>"
+USUAL = {"PIX": 195.0, "NODE": 160.0, "SYS": 110.0, "near": 195.0}
+
+
+def dgx_like():
+    """Two processors, each with four PCI switches, each with a GPU and a card."""
+    facts = {
+        "nodes": {
+            str(n): {"cpulist": f"{8 * n}-{8 * n + 7}", "meminfo": "MemTotal: 9 kB"}
+            for n in range(2)
+        },
+        "kinds": {
+            "bridge": {"class": "0x060400", "vendor": "0x104c", "device": "0x8232"},
+            "gpu": {"class": "0x030200", "vendor": "0x10de", "device": "0x2330"},
+            "card": {"class": "0x020700", "vendor": "0x15b3", "device": "0x1021"},
+        },
+        "pci": [],
+        "infiniband": [],
+    }
+    for at in range(8):
+        node, bus = {"numa_node": str(at // 4)}, 16 * (at + 1)
+        above = f"pci0000:{bus:02x}/0000:{bus:02x}:00.0"
+        facts["pci"].append([above, "bridge", node])
+        for below, kind in enumerate(("gpu", "card"), 1):
+            middle = f"{above}/0000:{bus + 1:02x}:{below:02x}.0"
+            facts["pci"].append([middle, "bridge", node])
+            address = f"0000:{bus + 1 + below:02x}:00.0"
+            facts["pci"].append([f"{middle}/{address}", kind, node])
+        port = {"rate": "400 Gb/sec (4X NDR)", "state": "4: ACTIVE"}
+        port["link_layer"] = "InfiniBand"
+        facts["infiniband"].append([f"mlx5_{at}", address, {"1": port}])
+    return RecordedMachine(facts)
+
+
+@pytest.fixture
+def host(tmp_path):
+    """What a host like a DGX is made of, read from its /sys."""
+    pytest.importorskip("drivetrain_fabric")
+    return rdma.read_host(str(dgx_like().write_sysfs(tmp_path / "sys")))
+
+
+def test_every_device_reaches_every_memory_gpu_and_device(host):
+    paths = rdma.paths_of(host, NEW)
+    ends = [set(path[:2]) for path in paths]
+    devices = [f"mlx5_{i}:1" for i in range(8)]
+    for device in devices:
+        for other in ("numa0", "numa1", *(f"gpu{i}" for i in range(8)), *devices):
+            assert (ends.count({device, other}) == 1) == (device != other)
+    kinds = [path.kind for path in paths]
+    assert {kind: kinds.count(kind) for kind in sorted(set(kinds))} == {
+        "device NODE": 12,
+        "device SYS": 16,
+        "gpu NODE": 24,
+        "gpu PIX": 8,
+        "gpu SYS": 32,
+        "numa SYS": 8,
+        "numa near": 8,
+    }
+
+
+def test_rounds_share_no_end_and_are_of_one_kind(host):
+    paths = rdma.paths_of(host, NEW)
+    rounds = rounds_of(paths)
+    assert sorted(path for one in rounds for path in one) == sorted(paths)
+    for one in rounds:
+        ends = [end for path in one for end in path[:2]]
+        assert len(ends) == len(set(ends))
+        assert len({path.kind for path in one}) == 1
+    # All pairs of eight devices take seven rounds, and all GPUs eight.
+    kinds = [one[0].kind.split()[0] for one in rounds]
+    assert (kinds.count("device"), kinds.count("gpu")) == (7, 8)
+
+
+def measured(host, dice, slow=()):
+    """Rates of a host on which all is as it should be, but for some ways."""
+    return {
+        path: USUAL[path.distance]
+        * dice.gauss(1.0, 0.04)
+        * (0.55 if path[:2] in slow else 1.0)
+        for path in rdma.paths_of(host, NEW)
+    }
+
+
+def test_one_slow_way_of_64_is_named_and_no_other(host):
+    for seed in range(200):
+        dice = random.Random(seed)
+        bad = f"mlx5_{dice.randrange(8)}:1", f"gpu{dice.randrange(8)}"
+        rates = measured(host, dice, {bad})
+        slow = slow_paths(rates)
+        assert [path[:2] for path in slow] == [bad]
+        assert describe_slow(rates, slow).startswith(f"{bad[0]} to {bad[1]} (")
+
+
+def test_healthy_hosts_have_no_slow_way(host):
+    rates = measured(host, random.Random(0))
+    paths, dice = list(rates), random.Random(1)
+    for _ in range(1000):
+        noisy = {
+            p: rates[p] * dice.gauss(1.0, 0.03) for p in paths if ":" not in p.target
+        }
+        assert slow_paths(noisy) == {}
+
+
+def test_device_or_gpu_whose_ways_are_all_slow_is_named_once(host):
+    dice = random.Random(3)
+    for end in ("mlx5_5:1", "gpu2"):
+        rates = measured(host, dice)
+        rates = {p: r * (0.4 if end in p[:2] else 1.0) for p, r in rates.items()}
+        said = describe_slow(rates, slow_paths(rates))
+        assert said.startswith(
+            f"all {17 if end[0] == 'm' else 8} ways of {end} are slow"
+        )
+        assert ";" not in said
+
+
+def test_two_ways_of_a_kind_cannot_tell_which_is_wrong():
+    rates = {DevicePath(f"d{i}:1", "numa0", "near"): 100.0 * (i + 1) for i in range(2)}
+    assert slow_paths(rates) == {}
+
+
+@pytest.mark.parametrize("offered", [NEW, OLD])
+def test_commands_have_options_that_their_tools_document(host, tmp_path, offered):
+    tmp_path.joinpath("numactl").write_text("#!/bin/sh\n")
+    tmp_path.joinpath("numactl").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path), prepend=":")
+        lines = plan_commands(str(tmp_path / "sys"), offered)
+    commands = [line.removesuffix(" &") for line in lines if line[0] != "#"]
+    assert len(commands) == 2 * (16 + 64 + 28) + 1
+    for command in commands:
+        tool, words = None, command.split()
+        for word in words:
+            if word in OPTIONS:
+                tool = word
+            elif word.startswith("-"):
+                assert word.split("=")[0] in OPTIONS[tool]["options"], command
+    assert commands[-1] == "alltoall_perf -b 256M -e 256M -g 8"
+    text = "\n".join(commands)
+    if offered == NEW:
+        # It would bind itself elsewhere, whatever numactl has done.
+        assert "numactl" not in text
+        assert "--use_cuda_bus_id=0000:12:00.0 " in text
+        assert text.count("--numa_node=1 ") == 16
+    else:
+        assert text.count("numactl --cpunodebind=1 --membind=1 ib_write_bw") == 16
+        assert "--use_cuda=7 " in text
+
+
+def test_plan_says_of_each_pair_who_receives(host, tmp_path):
+    lines = plan_commands(str(tmp_path / "sys"), NEW)
+    at = lines.index("# round 17: mlx5_0:1 to mlx5_1:1 (NODE)")
+    assert lines[at + 1 : at + 3] == [
+        "ib_write_bw -F --report_gbits -n 20000 -p 18515 -b -d mlx5_1 -i 1 &",
+        "ib_write_bw -F --report_gbits -n 20000 -p 18515 -b -d mlx5_0 -i 1 127.0.0.1",
+    ]
+
+
+def test_memory_without_processors_and_ports_that_are_down_are_left_out(host):
+    first, second = host.numa_nodes
+    nics = list(host.nics)
+    nics[0] = replace(nics[0], rdma=replace(nics[0].rdma, state="DOWN"))
+    changed = replace(host, numa_nodes=(first, replace(second, cpus="")), nics=nics)
+    ends = {end for path in rdma.paths_of(changed, NEW) for end in path[:2]}
+    assert "numa0" in ends
+    assert not {"numa1", f"{nics[0].rdma.device}:1"} & ends
+
+
+TOOL = """#!{python}
+import socket, sys, time
+words = sys.argv[1:]
+if words == ["--help"]:
+    print("{offered}")
+elif words[-1] == "127.0.0.1":
+    {client}
+else:
+    # As the real one: it says nothing before its end, for it writes into a buffer.
+    {server}
+"""
+SERVES = """listener = socket.create_server(("", int(words[words.index("-p") + 1])))
+    listener.accept()
+    time.sleep(600)"""
+SENDS = """port = int(words[words.index("-p") + 1])
+    socket.create_connection(("127.0.0.1", port))
+    rate = {rate}
+    print(" 65536      20000           197.51             %.2f       0.37" % rate)"""
+
+
+@pytest.fixture
+def perftest(host, tmp_path, monkeypatch):
+    """A program in the place of ib_write_bw, on a host like a DGX with fewer devices."""
+    few = replace(host, nics=host.nics[:3], gpus=host.gpus[:1])
+
+    def install(
+        client, *, server=SERVES, offered="--numa_node --use_cuda", topology=few
+    ):
+        tool = tmp_path / "bin/ib_write_bw"
+        tool.parent.mkdir()
+        text = TOOL.format(
+            python=sys.executable, offered=offered, client=client, server=server
+        )
+        tool.write_text(text)
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tool.parent), prepend=":")
+        monkeypatch.setattr(rdma, "read_host", lambda: topology)
+
+    return install
+
+
+def task_of(**options):
+    task = Task(0.05, 60.0, 1, None, None, 0, 1, note=lambda _: None)
+    return task._replace(**options)
+
+
+@pytest.mark.slow
+def test_rates_are_what_the_tool_says_of_each_way(perftest):
+    perftest(SENDS.format(rate="80.5 if '--use_cuda=0' in words else 197.48"))
+    measures = rdma.measure(task_of()).measures
+    assert len(measures) == 3 * (2 + 1) + 3
+    assert measures.pop("rdma_mlx5_1:1_gpu0_gbit_per_s") == 80.5
+    assert measures["rdma_mlx5_0:1_mlx5_1:1_gbit_per_s"] == 197.48
+
+
+BAD = "{'mlx5_2', '--numa_node=0'} <= set(words)"
+
+
+@pytest.mark.slow
+def test_way_that_stays_slow_when_it_is_alone_fails_the_check(perftest):
+    perftest(SENDS.format(rate=f"60.0 if {BAD} else 190.0"))
+    says = r"^mlx5_2:1 to numa0 \(near\): 60 Gbit/s, usual are 190$"
+    with pytest.raises(CheckFailedError, match=says):
+        rdma.measure(task_of())
+
+
+@pytest.mark.slow
+def test_way_that_is_fast_alone_is_as_fast_as_it_was_then(perftest, tmp_path):
+    seen = f"'{tmp_path}/seen'"
+    once = f"{BAD} and not __import__('os').path.exists({seen})"
+    rate = f"60.0 if {once} and open({seen}, 'w') else 190.0"
+    perftest(SENDS.format(rate=rate))
+    assert set(rdma.measure(task_of()).measures.values()) == {190.0}
+
+
+@pytest.mark.parametrize(
+    ("client", "server", "says"),
+    [
+        ("print('Unable to open')", SERVES, "no rate: Unable to open"),
+        ("pass", "print('no device'); sys.exit(1)", "no rate: no device"),
+        ("pass", "sys.exit(1)", "no rate: nothing at all"),
+        ("time.sleep(600)", SERVES, r"mlx5_0:1 to numa0 \(near\): .*timed out after"),
+        ("pass", "time.sleep(600)", "does not listen"),
+    ],
+)
+def test_tool_that_fails_or_hangs_is_a_failure_of_a_way(perftest, client, server, says):
+    perftest(client, server=server)
+    with pytest.raises(CheckFailedError, match=says):
+        rdma.measure(task_of(limit_s=3.0))
+
+
+def test_check_is_skipped_without_the_tool_or_the_devices(perftest, host, monkeypatch):
+    perftest("pass", topology=replace(host, nics=()))
+    with pytest.raises(NotHereError, match="no RDMA device with an active port"):
+        rdma.measure(task_of())
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(NotHereError, match="which the package perftest has"):
+        rdma.measure(task_of())
+
+
+def test_check_says_what_reads_the_topology(monkeypatch):
+    monkeypatch.setitem(sys.modules, "drivetrain_fabric.topology", None)
+    with pytest.raises(
+        NotHereError, match=r"pip install drivetrain-health\[topology\]"
+    ):
+        rdma.read_host()
+
+
+def test_port_of_nobody_is_not_waited_for():
+    with socket.socket() as unused:
+        assert not rdma._listens(2**22 - 1)
+        assert unused.fileno() > 0
