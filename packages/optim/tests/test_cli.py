@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
 from drivetrain_optim.batched._paths import PATHS
+from drivetrain_optim.checks._options import AGD_OPTIONS
 from drivetrain_optim.cli import main, populate_parser
 
 

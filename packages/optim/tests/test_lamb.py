@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drivetrain_optim import LAMB
-from drivetrain_optim.algorithms._lamb_options import LAMB_PRESETS
+from drivetrain_optim.checks._options import LAMB_PRESETS
 
 PATHS = [
     pytest.param({"foreach": False}, id="loop"),

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivetrain_optim import AGD, DELTA_PRESETS, HyperparameterError
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
-from drivetrain_optim.checks._options import checked
+from drivetrain_optim.checks._options import AGD_OPTIONS, checked
 
 
 def test_options_have_the_defaults_of_the_signature():

@@ -15,9 +15,7 @@ import torch
 
 from drivetrain_core.accelerators import AcceleratorFacts, accelerator_of
 from drivetrain_optim import AGD, LAMB
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
 from drivetrain_optim.algorithms._agd_update import agd_scalars, update_loop
-from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS
 from drivetrain_optim.algorithms._lamb_update import (
     apply_loop,
     lamb_scalars,
@@ -29,6 +27,7 @@ from drivetrain_optim.batched._batch import Batch, Entry, Kind
 from drivetrain_optim.batched._paths import Choice
 from drivetrain_optim.batched._rounding import round_to_bfloat16_
 from drivetrain_optim.batched._work import Work
+from drivetrain_optim.checks._options import AGD_OPTIONS, LAMB_OPTIONS
 from drivetrain_optim.fused import _triton, _triton_launch
 from drivetrain_optim.fused._table import Table
 

@@ -11,8 +11,7 @@ from drivetrain_optim._errors import (
     StepOrderError,
     UnsupportedTensorError,
 )
-from drivetrain_optim.checks._options import checked
-from drivetrain_optim.wsam._options import WSAM_OPTIONS
+from drivetrain_optim.checks._options import WSAM_OPTIONS, checked
 from drivetrain_optim.wsam._wsam import WSAM
 
 

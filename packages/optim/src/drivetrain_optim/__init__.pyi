@@ -9,6 +9,6 @@ from drivetrain_optim._explain import PathUse as PathUse
 from drivetrain_optim._explain import explain as explain
 from drivetrain_optim._version import __version__ as __version__
 from drivetrain_optim.algorithms._agd import AGD as AGD
-from drivetrain_optim.algorithms._agd_options import DELTA_PRESETS as DELTA_PRESETS
 from drivetrain_optim.algorithms._lamb import LAMB as LAMB
+from drivetrain_optim.checks._options import DELTA_PRESETS as DELTA_PRESETS
 from drivetrain_optim.wsam._wsam import WSAM as WSAM

@@ -6,9 +6,7 @@ import tomllib
 from importlib.resources import files
 from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
-from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS
-from drivetrain_optim.wsam._options import WSAM_OPTIONS
+from drivetrain_optim.checks._options import AGD_OPTIONS, LAMB_OPTIONS, WSAM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,10 +18,13 @@ from drivetrain_core import (
     Slot,
 )
 from drivetrain_optim._errors import HyperparameterError
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
-from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS, LAMB_PRESETS
-from drivetrain_optim.checks._options import checked
-from drivetrain_optim.wsam._options import WSAM_OPTIONS
+from drivetrain_optim.checks._options import (
+    AGD_OPTIONS,
+    LAMB_OPTIONS,
+    LAMB_PRESETS,
+    WSAM_OPTIONS,
+    checked,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

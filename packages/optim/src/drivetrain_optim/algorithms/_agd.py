@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
 from drivetrain_optim.algorithms._agd_update import (
     agd_scalars,
     update_capturable,
@@ -14,6 +13,7 @@ from drivetrain_optim.algorithms._agd_update import (
     update_loop,
 )
 from drivetrain_optim.batched._batched import BatchedOptimizer
+from drivetrain_optim.checks._options import AGD_OPTIONS
 from drivetrain_optim.checks._tensor_checks import parameter_names
 from drivetrain_optim.fused import _native, _triton
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS, LAMB_PRESETS
 from drivetrain_optim.algorithms._lamb_update import (
     apply_foreach,
     apply_loop,
@@ -16,6 +15,7 @@ from drivetrain_optim.algorithms._lamb_update import (
     trust_ratios,
 )
 from drivetrain_optim.batched._batched import BatchedOptimizer
+from drivetrain_optim.checks._options import LAMB_OPTIONS, LAMB_PRESETS
 from drivetrain_optim.fused import _native, _triton
 
 if TYPE_CHECKING:

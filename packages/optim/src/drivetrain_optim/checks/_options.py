@@ -1,4 +1,4 @@
-"""Rules of optimizer options: defaults, what is allowed, and the check of a value.
+"""Options of the optimizers, as `options.toml` lists them, and the check of a value.
 
 Plain data and pure functions without torch, so that plans and the command line can
 read and check options without loading it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
+import tomllib
+from importlib.resources import files
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,101 +44,110 @@ def _number(value: object) -> bool:
     return real and math.isfinite(float(value))  # type: ignore[arg-type]
 
 
-def at_least_zero(value: object) -> bool:
-    """Whether a value is a finite number >= 0."""
-    return _number(value) and value >= 0  # type: ignore[operator]
+def _at_least_zero(value: Any) -> bool:
+    return _number(value) and value >= 0
 
 
-def above_zero(value: object) -> bool:
-    """Whether a value is a finite number > 0."""
-    return _number(value) and value > 0  # type: ignore[operator]
+def _above_zero(value: Any) -> bool:
+    return _number(value) and value > 0
 
 
-def _two_rates(value: object) -> bool:
+def _below_one(value: Any) -> bool:
+    return _at_least_zero(value) and value < 1
+
+
+def _two_rates(value: Any) -> bool:
     pair = isinstance(value, tuple | list) and len(value) == 2
-    return pair and all(at_least_zero(rate) and rate < 1 for rate in value)  # type: ignore[attr-defined]
+    return pair and all(map(_below_one, value))
 
 
-def _is_flag(value: object) -> bool:
+def _is_range(value: Any) -> bool:
+    if not (isinstance(value, tuple | list) and len(value) == 2):
+        return False
+    low, high = value
+    is_end = _above_zero(high) or high == math.inf
+    return _at_least_zero(low) and is_end and low <= high
+
+
+def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def optional(accepts: Callable[[object], bool]) -> Callable[[object], bool]:
-    """Returns a function that also accepts None."""
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_state_dtype(value: Any) -> bool:
+    # By name, so that this module does without torch.
+    names = ("float32", "float64", "torch.float32", "torch.float64", "None")
+    return value != "None" and str(value) in names
+
+
+def _or_none(accepts: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or accepts(value)
 
 
-def non_negative(default: float, meaning: str) -> Rule:
-    """Returns the rule of a finite number >= 0."""
-    return Rule(default, "a finite number >= 0", meaning, at_least_zero)
-
-
-def positive(default: float, meaning: str) -> Rule:
-    """Returns the rule of a finite number > 0."""
-    return Rule(default, "a finite number > 0", meaning, above_zero)
-
-
-def bound(meaning: str) -> Rule:
-    """Returns the rule of a finite number > 0 that is None by default, for no bound."""
-    return Rule(None, "a finite number > 0 or None", meaning, optional(above_zero))
-
-
-def rates(meaning: str) -> Rule:
-    """Returns the rule of the decay rates of two moments."""
-    return Rule((0.9, 0.999), "two numbers in [0, 1)", meaning, _two_rates)
-
-
-def flag(default: bool | None, meaning: str) -> Rule:
-    """Returns the rule of a switch; one that is None by default may be None."""
-    if default is None:
-        return Rule(None, "True, False or None", meaning, optional(_is_flag))
-    return Rule(default, "True or False", meaning, _is_flag)
-
-
-def choice(names: tuple[str, ...], meaning: str) -> Rule:
-    """Returns the rule of one of several names, the first by default."""
-
-    def accepts(value: object) -> bool:
-        return isinstance(value, str) and value in names
-
-    return Rule(names[0], f"one of {', '.join(names)}", meaning, accepts, names)
-
-
-# By name, so that this module does without torch.
-_STATE_DTYPES = ("float32", "float64", "torch.float32", "torch.float64", "None")
-
-SHARED_OPTIONS: Mapping[str, Rule] = {
-    "max_grad_norm": bound(
-        "bound on the norm of all gradients together, applied within the step"
-    ),
-    "maximize": flag(False, "ascend instead of descend"),
-    "foreach": flag(None, "force (True) or exclude (False) multi-tensor operations"),
-    "fused": flag(None, "force (True) or exclude (False) the fused kernels"),
-    "capturable": flag(
-        False,
-        "keep the step count on the device, so that a CUDA graph can hold the step",
-    ),
-    "differentiable": Rule(
-        False,
+_RULES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "non_negative": ("a finite number >= 0", _at_least_zero),
+    "positive": ("a finite number > 0", _above_zero),
+    "bound": ("a finite number > 0 or None", _or_none(_above_zero)),
+    "fraction": ("a number in [0, 1)", _below_one),
+    "rates": ("two numbers in [0, 1)", _two_rates),
+    "range": ("two numbers 0 <= low <= high, or None", _or_none(_is_range)),
+    "count": ("an integer >= 1", _count),
+    "flag": ("True or False", _is_flag),
+    "flag_or_none": ("True, False or None", _or_none(_is_flag)),
+    "never": (
         "False, since steps cannot be differentiated through",
-        "accepted as False only",
         lambda value: value is False,
     ),
-    "state_dtype": Rule(
-        "float32",
+    "state_dtype": (
         "float32, float64, a torch.dtype of that name, or None",
-        "narrowest dtype of the moments; None keeps the parameter's",
-        lambda value: value != "None" and str(value) in _STATE_DTYPES,
-    ),
-    "master_weights": flag(False, "keep a float32 copy of weights that are narrower"),
-    "stochastic_rounding": flag(
-        False, "round bf16 weights up or down at random, without bias"
-    ),
-    "check_finite": flag(
-        False, "raise before the step if a gradient is not finite, with its name"
+        _is_state_dtype,
     ),
 }
-"""The options that AGD and LAMB share, in the order of their signatures."""
+
+
+def _rule_of(row: Mapping[str, Any]) -> Rule:
+    """Returns what a row of the file says."""
+    names = tuple(row.get("names", ()))
+    presets = row.get("presets")
+    listed = ", ".join(names or presets or ())
+    if names:
+        allowed, accepts = f"one of {listed}", _one_of(names)
+    else:
+        allowed, accepts = _RULES[row["rule"]]
+        allowed += f" or one of {listed}" if presets else ""
+    default = row.get("default", names[0] if names else None)
+    if isinstance(default, list):
+        default = tuple(default)
+    names = names or tuple(presets or ())
+    return Rule(default, allowed, row["meaning"], accepts, names, presets)
+
+
+def _one_of(names: tuple[str, ...]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in names
+
+
+_FILE = tomllib.loads(files(__package__).joinpath("options.toml").read_text("utf-8"))
+_TABLES = {
+    optimizer: {name: _rule_of(row) for name, row in _FILE[optimizer].items()}
+    for optimizer in ("agd", "lamb", "wsam", "shared")
+}
+AGD_OPTIONS: Mapping[str, Rule] = _TABLES["agd"] | _TABLES["shared"]
+"""The options of `AGD` by name, in the order of its signature."""
+
+LAMB_OPTIONS: Mapping[str, Rule] = _TABLES["lamb"] | _TABLES["shared"]
+"""The options of `LAMB` by name, in the order of its signature."""
+
+WSAM_OPTIONS: Mapping[str, Rule] = _TABLES["wsam"]
+"""The options of `WSAM` by name, in the order of its signature."""
+
+DELTA_PRESETS: Mapping[str, float] = _FILE["agd"]["delta"]["presets"]
+"""The values of AGD's `delta` that its authors advise, by kind of model."""
+
+LAMB_PRESETS: Mapping[str, Mapping[str, Any]] = _FILE["lamb_presets"]
+"""What each preset of `LAMB` sets differently from its defaults."""
 
 
 def checked(

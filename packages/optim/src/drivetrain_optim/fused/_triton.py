@@ -16,9 +16,7 @@ import torch
 
 from drivetrain_core import DeviceError
 from drivetrain_core.accelerators import accelerator_of
-from drivetrain_optim.algorithms._agd_options import AGD_OPTIONS
 from drivetrain_optim.algorithms._agd_update import agd_scalars, update_loop
-from drivetrain_optim.algorithms._lamb_options import LAMB_OPTIONS
 from drivetrain_optim.algorithms._lamb_update import (
     apply_loop,
     lamb_scalars,
@@ -28,6 +26,7 @@ from drivetrain_optim.algorithms._lamb_update import (
 from drivetrain_optim.batched._batch import Batch, Entry, Kind
 from drivetrain_optim.batched._state import make_state
 from drivetrain_optim.batched._work import Work
+from drivetrain_optim.checks._options import AGD_OPTIONS, LAMB_OPTIONS
 from drivetrain_optim.fused._table import Table
 from drivetrain_optim.fused._triton_launch import is_capturing, launcher
 

@@ -20,9 +20,8 @@ from drivetrain_optim._errors import (
     StateDictError,
     UnsupportedTensorError,
 )
-from drivetrain_optim.checks._options import checked
+from drivetrain_optim.checks._options import WSAM_OPTIONS, checked
 from drivetrain_optim.checks._tensor_checks import check_parameters, check_whole
-from drivetrain_optim.wsam._options import WSAM_OPTIONS
 from drivetrain_optim.wsam._pass import Group, Plan
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from drivetrain_optim._errors import StepOrderError
 from drivetrain_optim.checks._option_checks import check_not_scaled
+from drivetrain_optim.checks._options import WSAM_OPTIONS
 from drivetrain_optim.wsam._batch_norm import RunningStatistics
 from drivetrain_optim.wsam._groups import GroupOptions, check_base, check_model
-from drivetrain_optim.wsam._options import WSAM_OPTIONS
 from drivetrain_optim.wsam._pass import Pass, begin, check_scaler, check_stepped_by
 from drivetrain_optim.wsam._update import (
     make_empty_state,

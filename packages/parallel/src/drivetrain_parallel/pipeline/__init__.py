@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-from drivetrain_parallel.pipeline.balance import PipelineCosts, balance
-from drivetrain_parallel.pipeline.plan import PipelinePlan
-from drivetrain_parallel.pipeline.planner import plan_pipeline
-from drivetrain_parallel.pipeline.schedules import (
-    SCHEDULES,
-    stages_of_rank,
-    stages_per_rank,
-)
-from drivetrain_parallel.pipeline.stage import StageModule, build_stages
-from drivetrain_parallel.pipeline.step import PipelineStep
-from drivetrain_parallel.pipeline.trace import trace_blocks
+from drivetrain_core.lazy import attach_stub as _attach_stub
 
-__all__ = [
-    "SCHEDULES",
-    "PipelineCosts",
-    "PipelinePlan",
-    "PipelineStep",
-    "StageModule",
-    "balance",
-    "build_stages",
-    "plan_pipeline",
-    "stages_of_rank",
-    "stages_per_rank",
-    "trace_blocks",
-]
+# Named as the modules that they come from, which would hide them.
+from drivetrain_parallel.pipeline.balance import balance as balance
+
+__getattr__, __dir__, __all__ = _attach_stub(__name__, __file__)

@@ -1,0 +1,11 @@
+from drivetrain_parallel.pipeline.balance import PipelineCosts as PipelineCosts
+from drivetrain_parallel.pipeline.balance import balance as balance
+from drivetrain_parallel.pipeline.plan import PipelinePlan as PipelinePlan
+from drivetrain_parallel.pipeline.planner import plan_pipeline as plan_pipeline
+from drivetrain_parallel.pipeline.schedules import SCHEDULES as SCHEDULES
+from drivetrain_parallel.pipeline.schedules import stages_of_rank as stages_of_rank
+from drivetrain_parallel.pipeline.schedules import stages_per_rank as stages_per_rank
+from drivetrain_parallel.pipeline.stage import StageModule as StageModule
+from drivetrain_parallel.pipeline.stage import build_stages as build_stages
+from drivetrain_parallel.pipeline.step import PipelineStep as PipelineStep
+from drivetrain_parallel.pipeline.trace import trace_blocks as trace_blocks
