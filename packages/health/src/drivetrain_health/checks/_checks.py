@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
 from typing import NamedTuple
 
 
@@ -25,31 +27,6 @@ class Check(NamedTuple):
     patience: int = 1
 
 
-CHECKS = {
-    "compute": Check("_compute", "matrix products on the CPU"),
-    "memory": Check("_memory", "copies in memory"),
-    "loopback": Check("_loopback", "TCP within the node"),
-    "disk": Check("_disk", "a file written, synced and read"),
-    "nic": Check("_nic", "links of RDMA devices"),
-    "rdma": Check(
-        "_rdma",
-        "RDMA from each device to memory, GPUs and the other devices of the node",
-        uses_gpu=True,
-        patience=4,
-    ),
-    "gpu_compute": Check("_gpu_compute", "matrix products on each GPU", uses_gpu=True),
-    "gpu_copy": Check("_gpu_copy", "copies to and from each GPU", uses_gpu=True),
-    "gpu_all_to_all": Check(
-        "_gpu_all_to_all", "copies between all GPUs of the node", uses_gpu=True
-    ),
-    "bits": Check("_bits", "whether a fixed computation makes the same bits"),
-    "bits_gpu": Check("_bits_gpu", "the same, on each GPU", uses_gpu=True),
-    "exchange": Check("_exchange", "collectives with other nodes", is_paired=True),
-    "gpu_exchange": Check(
-        "_gpu_exchange",
-        "collectives between GPUs of nodes",
-        is_paired=True,
-        uses_gpu=True,
-    ),
-}
+_ROWS = tomllib.loads(files(__package__).joinpath("checks.toml").read_text("utf-8"))
+CHECKS = {name: Check(home=f"_{name}", **row) for name, row in _ROWS.items()}
 """All checks by their names, in the order in which they are made."""

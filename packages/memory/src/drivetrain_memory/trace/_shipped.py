@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,21 +12,11 @@ from drivetrain_memory.trace._format import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WORKLOADS = {
-    "llm-full": "all weights of a language model of 1.3 billion, with AdamW",
-    "llm-full-varlen": "the same on sequences of varying length",
-    "llm-lora": "adapters of the model (LoRA)",
-    "llm-lora-zero3": "adapters, recomputed blocks, weights gathered on a side stream",
-    "llm-lora-zero3-varlen": "the same on sequences of varying length",
-    "llm-zero3-varlen": "all weights, recomputed and gathered, varying length",
-    "llm-7b-lora-zero3-varlen": "adapters of a model of 7 billion, varying length",
-    "math-attention-varlen": "attention that keeps its scores, varying length",
-    "moe": "a mixture of eight experts",
-    "resnet-50": "a ResNet-50 on images",
-}
-"""What was recorded, by name."""
-
 _FOLDER = Path(__file__).parents[1] / "traces"
+_SHIPPED = tomllib.loads((_FOLDER / "shipped.toml").read_text("utf-8"))
+
+WORKLOADS: dict[str, str] = _SHIPPED["workloads"]
+"""What was recorded, by name."""
 
 
 def _load(name: str) -> Trace:
@@ -33,19 +24,7 @@ def _load(name: str) -> Trace:
 
 
 PATTERNS: dict[str, Callable[[], Trace]] = {
-    name: functools.partial(_load, name)
-    for name in (
-        "checkerboard-3",
-        "checkerboard-6",
-        "checkerboard-16",
-        "checkerboard-24",
-        "aging",
-        "island",
-        "creep",
-        "doubling",
-        "ping-pong",
-        "checkpointing",
-    )
+    name: functools.partial(_load, name) for name in _SHIPPED["patterns"]["names"]
 }
 """The patterns by name, each as a function that gives its trace."""
 

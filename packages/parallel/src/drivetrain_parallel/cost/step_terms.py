@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tomllib
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from drivetrain_parallel.cost.communication import DataTraffic, data_traffic, tied_s
@@ -18,23 +20,9 @@ if TYPE_CHECKING:
     from drivetrain_parallel.cost.stages import Holding
     from drivetrain_parallel.cost.step_options import StepOptions
 
-TERMS = {
-    "matmul": "products with weights",
-    "attention": "attention",
-    "traffic": "norms, activations and residual sums",
-    "accumulation": "summing gradients over micro-batches",
-    "launch": "waiting for kernels to be launched",
-    "imbalance": "waiting for the slowest stage",
-    "bubble": "the pipeline's bubble",
-    "tensor": "tensor-parallel collectives",
-    "expert": "exchanges between experts",
-    "context": "exchanges of keys and values",
-    "data": "gathering weights and summing gradients",
-    "pipeline": "messages between stages",
-    "optimizer": "the optimizer",
-    "contention": "collectives that slow computing down",
-    "straggling": "waiting for slow devices",
-}
+TERMS: dict[str, str] = tomllib.loads(
+    files(__package__).joinpath("terms.toml").read_text("utf-8")
+)
 """The terms of a step, in words."""
 
 
