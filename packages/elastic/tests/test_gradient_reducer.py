@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from drivetrain_core import ProgramError
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_testing import run_ranks
 
@@ -166,17 +167,17 @@ def test_gradients_of_the_last_step_stay_until_the_next_backward_pass():
     reducer.begin(lambda: asked.append(shown(reducer, layer)))
     layer(torch.ones(1, 2))
     assert not asked
-    reducer.begin(lambda: asked.append(reducer.buffers[0].sum().item()))
+    reducer.begin(lambda: asked.append(sum(one.sum().item() for one in reducer.sums)))
     backward(layer, 2)
     backward(layer, 3)
     assert asked == [6]
     reducer.finish(group)
     assert shown(reducer, layer) == 2 + 2 + 4 * 5
-    # A step without a backward pass asks as well, and its gradients are zero.
+    # A step without a backward pass asks as well, and has no gradients.
     reducer.begin(lambda: asked.append("again"))
     reducer.finish(group)
     assert asked == [6, "again"]
-    assert shown(reducer, layer) == 0
+    assert reducer.sums == [None, None]
 
 
 def test_gradients_that_others_may_lack_are_not_written_over():
@@ -237,7 +238,11 @@ def test_sparse_gradients_travel_too():
         table(torch.tensor([1, 3, 3])).sum().backward()
     reducer.finish(group)
     with reducer.shown():
-        assert table.weight.grad[:, 0].tolist() == [0, 2, 0, 4, 0]
+        grad = table.weight.grad
+        assert grad.is_sparse
+        assert grad.is_coalesced()
+        assert grad.to_dense()[:, 0].tolist() == [0, 2, 0, 4, 0]
+        assert grad.indices().tolist() == [[1, 3]]
 
 
 def tensor_parallel():
@@ -287,3 +292,93 @@ def tensor_parallel():
 
 def test_gradients_of_a_tensor_parallel_copy_are_whole():
     assert run_ranks(tensor_parallel, 2, process_group=False) == [[True] * 6] * 2
+
+
+def two_passes_in_the_last_part(clears):
+    """Two ranks with several small buckets: the first pass has sent most of them."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    body, _ = model()
+    wanted = [one for one in body.parameters() if one.requires_grad]
+    reducer = GradientReducer(wanted, bucket_bytes=1)
+    x = torch.full((1, 5), float(rank + 1), dtype=torch.float64)
+    found, num_sent = [], []
+    for _ in range(2):
+        reducer.begin()
+        reducer.send_with(dist.group.WORLD)
+        body(x).sum().backward()
+        num_sent.append(reducer._num_sent)
+        if clears:
+            body.zero_grad()
+        body(2 * x).sum().backward()
+        reducer.finish(dist.group.WORLD)
+        found.append([one.clone() for one in reducer.sums])
+    dist.destroy_process_group()
+    return found, num_sent
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_bucket_that_a_second_pass_changes_is_sent_again(clears):
+    body, _ = model()
+    for scale in (1.0, 2.0):
+        x = torch.full((1, 5), scale, dtype=torch.float64)
+        if not clears:
+            body(x).sum().backward()
+        body(2 * x).sum().backward()
+    wanted = [one.grad for one in body.parameters() if one.requires_grad]
+    ranks = run_ranks(two_passes_in_the_last_part, 2, clears, process_group=False)
+    for found, num_sent in ranks:
+        # What was in vain once is not tried in the next step.
+        assert num_sent == [4, 0]
+        for step in found:
+            assert all(map(torch.allclose, step, wanted))
+
+
+def unlike_ranks():
+    """Of three layers rank 0 uses the first, rank 1 the second, and nobody the third."""
+    dist.init_process_group("gloo")
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 1) for _ in range(3))
+    reducer = GradientReducer(layers.parameters(), bucket_bytes=1)
+    reducer.begin()
+    reducer.send_with(dist.group.WORLD)
+    layers[dist.get_rank()](torch.ones(1, 2)).sum().backward()
+    reducer.finish(dist.group.WORLD)
+    dist.destroy_process_group()
+    return [one is not None and one.sum().item() for one in reducer.sums]
+
+
+def test_parameter_that_no_rank_has_used_has_no_gradient():
+    wanted = [2.0, 1.0, 2.0, 1.0, False, False]
+    assert run_ranks(unlike_ranks, 2, process_group=False) == [wanted] * 2
+
+
+def test_complex_gradients_travel_as_pairs():
+    layer = torch.nn.Linear(3, 1, dtype=torch.cfloat)
+    reducer = GradientReducer(layer.parameters())
+    reducer.begin()
+    layer(torch.ones(1, 3, dtype=torch.cfloat)).abs().square().sum().backward()
+    wanted = layer.weight.grad.clone()
+    reducer.finish(dist.ProcessGroupGloo(dist.HashStore(), 0, 1))
+    assert torch.equal(reducer.sums[0], wanted)
+    assert reducer.sums[0].dtype == torch.cfloat
+
+
+def test_pass_that_would_add_to_sums_is_refused():
+    layer, reducer, group = make_layer()
+    reducer.begin()
+    backward(layer)
+    reducer.finish(group)
+    reducer.show()
+    backward(layer)
+    with pytest.raises(ProgramError, match="after the loop over the parts"):
+        reducer.settle()
+
+
+def test_clipping_between_two_passes_is_refused():
+    layer, reducer, group = make_layer()
+    reducer.begin()
+    backward(layer)
+    torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
+    backward(layer)
+    with pytest.raises(ProgramError, match="changed before they were sums"):
+        reducer.finish(group)

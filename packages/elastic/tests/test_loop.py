@@ -27,6 +27,7 @@ from drivetrain_elastic._membership._rank_assignment import (
     CheckpointRequest,
     RankAssignment,
 )
+from drivetrain_elastic._membership._world_group import RankLostError
 from drivetrain_elastic._training import _loop
 from drivetrain_elastic._training._loop import ElasticLoop
 from drivetrain_elastic.testing import ScriptedWorlds as Worlds
@@ -306,24 +307,19 @@ def test_gradients_that_the_script_replaces_after_the_parts_count():
     assert not torch.equal(mine[0], trains(unchanged, first=iter)[0])
 
 
-@pytest.mark.parametrize("change", [within, in_place, replaced])
-def test_gradients_changed_before_they_are_sums_are_refused(change):
-    """In the loop over parts, or where the passes come after all parts were asked for."""
-    first = iter if change is within else list
-    with pytest.raises(ProgramError, match="on their way to the other ranks"):
-        trains(change, first=first)
+def test_gradients_changed_before_they_are_sums_are_refused():
+    with pytest.raises(ProgramError, match="changed before they were sums over all"):
+        trains(within, first=iter)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_passes_after_the_loop_over_the_parts_are_refused(num_micro_batches):
+    with pytest.raises(ProgramError, match="after the loop over the parts of a step"):
+        trains(unchanged, num_micro_batches=num_micro_batches)
 
 
 def unchanged(model):
     pass
-
-
-def test_step_whose_parts_are_all_asked_for_first_is_made_or_refused():
-    mine, theirs = trains(unchanged), trains(unchanged, first=iter)
-    assert all(map(torch.equal, mine, theirs))
-    # The first of two passes is taken for the last one, and what it has made travels.
-    with pytest.raises(ProgramError, match="one backward pass for each part"):
-        trains(unchanged, num_micro_batches=2)
 
 
 def comes_too_late():
@@ -402,16 +398,15 @@ def fails_on_one_of_a_copy():
     worlds = CopyOfTwo(name, connect_store)
     model, optimizer = make_model()
     loop = make_loop((model, optimizer), Connection(worlds, store, make_factory))
-    reduce = loop._reduce
+    finish = loop._training.reducer.finish
 
-    def reduce_or_fail(world):
-        news = reduce(world)
-        if name == "w1" and loop.step == 1 and world.assignment.epoch == 1:
+    def finish_or_fail(group):
+        finish(group)
+        if name == "w1" and loop.step == 1 and loop._epoch == 1:
             store.set("seats/2", "w0 w1|w1")
-            raise RuntimeError("its line is broken")
-        return news
+            raise RankLostError("its line is broken")
 
-    loop._reduce = reduce_or_fail
+    loop._training.reducer.finish = finish_or_fail
     made = []
     for step in loop:
         with step:

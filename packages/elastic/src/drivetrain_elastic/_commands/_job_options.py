@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core.commands import deferred, number
-from drivetrain_elastic._commands._address_options import addresses
+from drivetrain_elastic._commands._option_table import add_options
 
 if TYPE_CHECKING:
     import argparse
@@ -66,23 +66,6 @@ def _add_command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=help_text, allow_abbrev=False
     )
-    parser.add_argument(
-        "--address",
-        type=addresses,
-        metavar="HOST:PORT",
-        help="of the master, or of all candidates with commas between them; by default "
-        "DRIVETRAIN_ELASTIC_MASTER",
-    )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="the job's token; by default that in DRIVETRAIN_ELASTIC_TOKEN",
-    )
-    parser.add_argument(
-        "--tls-ca",
-        metavar="FILE",
-        help="who vouches for a master with a certificate; by default "
-        "DRIVETRAIN_ELASTIC_TLS_CA",
-    )
+    add_options(parser, "job_options.toml")
     parser.set_defaults(run=deferred(f"drivetrain_elastic._commands.{module}:{name}"))
     return parser

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SingleProcessMembership(MembershipSource):
-    """The only assignment of a script that no agent has started: rank 0 of 1.
+    """The only rank of a script that no agent has started: rank 0 of 1, in each world.
 
     Example:
         >>> SingleProcessMembership().wait(0, 1.0)
@@ -23,16 +23,22 @@ class SingleProcessMembership(MembershipSource):
         broken_epoch=0, unit=1)
     """
 
-    _ASSIGNMENT = RankAssignment(1, 0, ("this",), ("here",))
+    def __init__(self) -> None:
+        self._assignment = RankAssignment(1, 0, ("this",), ("here",))
 
     def latest(self) -> RankAssignment:
         """Returns the assignment."""
-        return self._ASSIGNMENT
+        return self._assignment
 
     def wait(self, newer_than: int, timeout_s: float) -> RankAssignment | None:
-        """Returns the assignment, once."""
+        """Returns the assignment, once for each world that was broken."""
         del timeout_s  # there will be no other one
-        return self._ASSIGNMENT if newer_than < 1 else None
+        return self._assignment if newer_than < self._assignment.epoch else None
+
+    def report_broken(self, epoch: int, reason: str) -> None:
+        """Gives the place in a world again, since nobody is lost: a step has failed."""
+        del reason
+        self._assignment = self._assignment._replace(epoch=epoch + 1)
 
     def subscribe(self, heard: Callable[[RankAssignment], None]) -> Callable[[], None]:
         """Does nothing: there is no change to hear of."""

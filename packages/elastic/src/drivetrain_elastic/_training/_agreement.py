@@ -37,19 +37,22 @@ def agree(training: Training, world: World, *, begin: Callable[[], None]) -> str
         RankLostError: A rank is gone.
         DistributedError: No rank has the state.
     """
+    is_new, spent = not training.has_state, training.is_spent
     mine = torch.tensor(
-        [training.step, training.reduced, not training.has_state, training.epoch]
+        [training.step, training.reduced, is_new, training.epoch, spent]
     )
     assignment = world.assignment
     rows = _gather(world.everyone, mine, len(assignment.members))
-    if all(is_new for _, _, is_new, _ in rows):
+    if all(is_new for _, _, is_new, *_ in rows):
         if assignment.copy == 0:
             begin()
         done = _begin_alike(training, world)
     else:
         progress = [
-            Progress(step, reduced, bool(is_new), node, rank % assignment.unit, epoch)
-            for rank, ((step, reduced, is_new, epoch), node) in enumerate(
+            Progress(
+                step, reduced, bool(is_new), node, rank % assignment.unit, epoch, bool(spent)
+            )
+            for rank, ((step, reduced, is_new, epoch, spent), node) in enumerate(
                 zip(rows, assignment.nodes, strict=True)
             )
         ]

@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drivetrain_core import ProgramError
+from drivetrain_elastic._training._refusals import refuse
 
 if TYPE_CHECKING:
     from typing import Any
@@ -60,20 +60,11 @@ class BatchScaling:
     def __post_init__(self) -> None:
         """Checks the values."""
         if self.rule not in _RULES:
-            message = f"rule must be one of {', '.join(_RULES)}, got {self.rule!r}"
-            raise ProgramError(message)
+            refuse("rule", rules=", ".join(_RULES), rule=self.rule)
         if self.reference_batch < 1 or self.warmup < 0:
-            message = (
-                "reference_batch must be at least 1 and warmup at least 0, got "
-                f"{self.reference_batch} and {self.warmup}"
-            )
-            raise ProgramError(message)
+            refuse("batch", batch=self.reference_batch, warmup=self.warmup)
         if (self.rule == "lamb") != (self.total_samples > 0):
-            message = (
-                "total_samples belongs to the rule 'lamb', got "
-                f"{self.total_samples} with {self.rule!r}"
-            )
-            raise ProgramError(message)
+            refuse("total_samples", total=self.total_samples, rule=self.rule)
 
     def factor(self, batch: int) -> float:
         """Returns what the learning rate is multiplied by for a batch."""

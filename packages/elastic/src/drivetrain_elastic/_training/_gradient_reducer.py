@@ -1,4 +1,15 @@
-"""Gradient all-reduce in buckets, while backward still runs, which can be aborted."""
+"""Gradient all-reduce in buckets, while backward still runs, which can be aborted.
+
+When a bucket may travel, and whose its gradients are:
+
+- In the last part of a step a bucket is copied and sent once a pass has filled it. The
+  script still has its own gradients. If they change, by a second pass or since they were
+  cleared, the bucket is sent again.
+- The last bucket waits until the loop over the parts has ended. Behind it travels which
+  parameters have a gradient, so that one that no rank has touched has none afterwards.
+- After that loop the gradients are sums, and the script's to clip or to scale. A pass that
+  would add to them what this rank alone has is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +18,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
-from drivetrain_core import ProgramError
+from drivetrain_elastic._membership._world_group import with_others
+from drivetrain_elastic._training._gradient_bucket import as_it_travels, in_buckets
+from drivetrain_elastic._training._refusals import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,69 +42,30 @@ def _no() -> bool:
     return False
 
 
-class _Bucket:
-    """Gradients of one dtype and device that travel together, in one buffer.
-
-    Behind them travel two more numbers: how many ranks have news, and how many a wish.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self.parameters = parameters
-        first = _local(parameters[0])
-        num = sum(_local(one).numel() for one in parameters)
-        self.buffer = torch.zeros(num + 2, dtype=first.dtype, device=first.device)
-        self.news = self.buffer[num:]
-        self.num_missing = 0
-        # Gradients are written through an alias, whose versions a group does not count up.
-        self._written = self.buffer.data
-        self._version: int | None = None
-        views, at = [], 0
-        for one in parameters:
-            local = _local(one)
-            view = self._written[at : at + local.numel()].view(local.shape)
-            views.append(_like(one, view))
-            at += local.numel()
-        self.views = dict(zip(parameters, views, strict=True))
-
-    def note(self) -> None:
-        """Remembers what is in the buffer as that which a backward pass has made."""
-        self._version = self._written._version
-
-    def forget(self) -> None:
-        """Leaves the buffer to whoever writes into it."""
-        self._version = None
-
-    @property
-    def is_touched(self) -> bool:
-        """Whether anything but a backward pass has written since `note`."""
-        return self._version not in {None, self._written._version}
-
-    @property
-    def is_filled(self) -> bool:
-        """Whether a backward pass has filled any of it since it was announced."""
-        return self.num_missing < len(self.parameters)
-
-
 class GradientReducer:
     """Adds up gradients over the ranks of whatever group it is given for a step.
 
-    Gradients come to lie in buffers. A buffer is sent when backward has filled it, in the
-    same order on all ranks; `finish` sends those that are left. Sums are not divided: each
-    rank weights its loss by the part of the global batch that it has.
+    Gradients come to lie in buckets, which are sent in the same order on all ranks;
+    `finish` sends those that are left. Sums are not divided: each rank weights its loss by
+    the part of the global batch that it has.
 
     Between `show` and `settle` the parameters have the sums as their gradients, and what
-    is done to them there is done to the sums. What the buffers hold then stays until the
+    is done to them there is done to the sums. What the buckets hold then stays until the
     backward pass of the next step begins: between two steps parameters have no gradients.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
-    hold the same parts.
+    hold the same parts. Rows of sparse gradients are those that any rank has.
 
     Args:
-        parameters: Of the model, in the same order on all ranks. Those that need no
-            gradient are left out.
+        parameters: In the same order on all ranks. Those that need no gradient are left
+            out.
         bucket_bytes: How much travels at once.
 
     Attributes:
+        parameters: Those that need a gradient.
+        part: Which part of the step a pass is made for.
+        sums: The gradients of each parameter, None where no rank has any; None in place of
+            all of them for a step without an update.
         has_news: Whether any rank had news as it sent its gradients; the same on all ranks
             in which `finish` has returned.
         has_wish: Whether any rank had a wish then, likewise.
@@ -105,34 +78,58 @@ class GradientReducer:
     def __init__(
         self, parameters: Iterable[Tensor], *, bucket_bytes: int = _BUCKET_BYTES
     ) -> None:
-        # Backward reaches the last ones first.
-        wanted = [one for one in parameters if one.requires_grad][::-1]
-        if not wanted:
-            message = "the model must have a parameter that needs a gradient"
-            raise ValueError(message)
-        self._buckets = [_Bucket(group) for group in _groups(wanted, bucket_bytes)]
-        self._home = {one: b for b in self._buckets for one in b.parameters}
-        self._handles = [
-            one.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
-            for one in wanted
-        ]
+        self._bucket_bytes = bucket_bytes
+        self._handles: list[Any] = []
+        self.cover([one for one in parameters if one.requires_grad])
+        self.part = 0
+        self.sums: list[Tensor | None] | None = None
         self._group: ProcessGroup | None = None
         self._works: list[Any] = []
         self._num_sent = 0
+        # Whether what is sent early was not to be sent again so far.
+        self._sends_early = True
         self._failed: RuntimeError | None = _NO_STEP
         self._let_go: Callable[[], None] = _do_nothing
         self._has_let_go = False
         self._look_for_news: Callable[[], bool] = _no
         self._look_for_wish: Callable[[], bool] = _no
+        # In which part a parameter got its view; which ones autograd keeps elsewhere.
+        self._filled: dict[Tensor, int] = {}
+        self._elsewhere: set[Tensor] = set()
+        self._is_shown = self._is_late = False
         self.has_news = self.has_wish = False
         self.num_entered = 0
         # Autograd calls hooks from a thread for each device.
         self._lock = threading.RLock()
 
+    def cover(self, parameters: list[Tensor]) -> None:
+        """Takes other parameters from now on, when nobody lacks the sums of a step.
+
+        Raises:
+            ValueError: There are none.
+        """
+        if not parameters:
+            message = "the model must have a parameter that needs a gradient"
+            raise ValueError(message)
+        self.close()
+        self.parameters = parameters
+        # Backward reaches the last ones first.
+        self._buckets = in_buckets(parameters[::-1], self._bucket_bytes)
+        self._home = {one: b for b in self._buckets for one in b.parameters}
+        self._handles = [
+            one.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
+            for one in parameters
+        ]
+
+    def covers(self, parameters: Iterable[Tensor]) -> bool:
+        """Returns whether these are those that need a gradient here."""
+        wanted = [id(one) for one in parameters if one.requires_grad]
+        return wanted == [*map(id, self.parameters)]
+
     @property
-    def buffers(self) -> list[Tensor]:
-        """All gradients, flat, in the order in which they travel."""
-        return [bucket.buffer for bucket in self._buckets]
+    def device(self) -> torch.device:
+        """Where gradients are; those that are made first, if they are at several places."""
+        return self._buckets[0].buffer.device
 
     @property
     def ends_early(self) -> bool:
@@ -153,33 +150,25 @@ class GradientReducer:
             look_for_news: Called as late as can be; returns whether this rank has news.
             look_for_wish: Likewise; returns whether it has a wish.
         """
-        self._group = None
-        self._works = []
-        self._num_sent = 0
-        self._failed = None
         self._let_go = let_go
         self._has_let_go = False
         self._look_for_news, self._look_for_wish = look_for_news, look_for_wish
+        self.hide()
+        self._group, self._failed = None, None
+        self._works, self._num_sent = [], 0
+        self._filled, self._elsewhere = {}, set()
         for bucket in self._buckets:
-            bucket.forget()
-        self._show_none()
+            bucket.begin()
 
     def send_with(self, group: ProcessGroup) -> None:
-        """Lets the next backward pass, the last one of the step, send as it goes.
+        """Lets the next backward pass, of the last part of the step, send as it goes.
 
         Args:
             group: The ranks; each of them does the same.
         """
-        self._group = group
         for bucket in self._buckets:
-            bucket.num_missing = len(bucket.parameters)
-            bucket.note()
-
-    @property
-    def awaits_backward(self) -> bool:
-        """Whether the pass that `send_with` has announced has made no gradient yet."""
-        is_announced = self._group is not None and not self._failed
-        return is_announced and not any(b.is_filled for b in self._buckets)
+            bucket.missing = set(bucket.parameters)
+        self._group = group if self._sends_early else None
 
     @torch.no_grad()
     def _take(self, parameter: Tensor) -> None:
@@ -187,27 +176,30 @@ class GradientReducer:
         bucket = self._home[parameter]
         view, gradient = bucket.views[parameter], parameter.grad
         assert gradient is not None
-        is_elsewhere = gradient is not view
-        if is_elsewhere:
+        # Rows are added up as they are, and what is to be derived again keeps its graph.
+        is_kept = gradient.is_sparse or gradient.requires_grad
+        if gradient is not view and not is_kept:
             # Also where it is not wanted: ranks that share a copy do so together.
-            gradient = parameter.grad = _as(gradient, view)
+            parameter.grad = as_it_travels(gradient, view)
         with self._lock:
-            if not self._may_write():
+            self._is_late |= self._is_shown
+            if is_kept:
+                self._elsewhere.add(parameter)
+            if not self._may_write() or is_kept:
                 return
-            if is_elsewhere:
-                _local(view).copy_(_local(gradient))
-                parameter.grad = view
+            # Cleared since: what an earlier part has left here would be lost.
+            is_lost = self._filled.setdefault(parameter, self.part) != self.part
+            bucket.is_torn |= is_lost and gradient is not view
+            bucket.take(parameter)
             if self._group is None:
                 return
-            if not bucket.num_missing:
-                return  # A second pass, over what has been sent: `finish` refuses it.
-            bucket.num_missing -= 1
-            bucket.note()
-            while self._num_sent < len(self._buckets) and not self._failed:
-                if self._buckets[self._num_sent].num_missing > 0:
+            while self._num_sent < len(self._buckets) - 1 and not self._failed:
+                bucket = self._buckets[self._num_sent]
+                if bucket.missing:
                     break
                 try:
-                    self._send()
+                    self._num_sent += 1
+                    self._start(bucket.start())
                 except RuntimeError as error:
                     self._failed = error
 
@@ -220,16 +212,25 @@ class GradientReducer:
                 self._failed = error
         return self._failed is None
 
-    def _send(self) -> None:
+    def _start(self, buffer: Tensor) -> None:
         assert self._group is not None
-        bucket = self._buckets[self._num_sent]
-        self._num_sent += 1
-        is_last = self._num_sent == len(self._buckets)
-        bucket.news[0] = is_last and self._look_for_news()
-        bucket.news[1] = is_last and self._look_for_wish()
         self.num_entered += 1
-        self._works.append(self._group.allreduce([bucket.buffer]))
+        with with_others():
+            self._works.append(self._group.allreduce([buffer]))
 
+    def _wait(self) -> None:
+        """Waits for all that is under way, also if some of it fails."""
+        failed, works, self._works = None, self._works, []
+        for work in works:
+            try:
+                with with_others():
+                    work.wait()
+            except RuntimeError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    @torch.no_grad()
     def finish(self, group: ProcessGroup) -> None:
         """Sends what is left, and returns when all gradients are sums over the ranks.
 
@@ -237,99 +238,133 @@ class GradientReducer:
             group: The ranks, as given to `send_with` if that was called.
 
         Raises:
-            ProgramError: Gradients were changed while they may have travelled.
+            ProgramError: Gradients were changed before they were sums.
             RuntimeError: A rank is gone; nothing travels any more, and the gradients are
                 no sums.
         """
         self._group = group
-        if self._may_write():
-            self._require_untouched()
-            for bucket in self._buckets[self._num_sent :]:
-                bucket.forget()
-                _take_over(bucket)
-        failed = self._failed
+        grads = [one.grad for one in self.parameters]
         try:
-            while not failed and self._num_sent < len(self._buckets):
-                self._send()
-        except RuntimeError as error:
-            failed = error
-        for work in self._works:
-            try:
-                work.wait()
-            except RuntimeError as error:
-                # The others are waited for, since they may still write to the buffers.
-                failed = failed or error
-        self._close_step()
-        if failed is not None:
-            raise failed
+            if not self._may_write():
+                assert self._failed is not None
+                raise self._failed
+            self._require_untouched()
+            self._fill(grads)
+            for bucket in self._buckets[self._num_sent :]:
+                self._start(bucket.buffer)
+            self._wait()
+            flags = self._buckets[-1].flags.tolist()
+            self.has_news, self.has_wish = flags[0] > 0, flags[1] > 0
+            for bucket, is_stale in zip(self._buckets, flags[2:], strict=False):
+                if is_stale:
+                    self._sends_early = False
+                    self._start(bucket.buffer)
+                elif bucket.wire is not None:
+                    bucket.buffer.copy_(bucket.wire)
+                bucket.wire = None
+            self._wait()
+            self.sums = self._sums(flags[2 + len(self._buckets) :], grads)
+        finally:
+            self.abandon()
         for device in {bucket.buffer.device for bucket in self._buckets}:
             # On a GPU the end of a work says only in which order things will happen.
             _synchronize(device)
-        self.has_news, self.has_wish = (self._buckets[-1].news > 0).tolist()
+
+    def _fill(self, grads: Sequence[Tensor | None]) -> None:
+        """Makes the buckets ready to be sent, and notes what is told with the last one."""
+        is_stale = [bucket.is_stale for bucket in self._buckets]
+        told = [self._look_for_news(), self._look_for_wish(), *is_stale]
+        told += [one is not None for one in grads]
+        told += [_has_rows(one) for one in grads]
+        for bucket, is_again in zip(self._buckets, is_stale, strict=True):
+            if is_again or bucket.wire is None:
+                bucket.fill()
+        flags = self._buckets[-1].flags
+        flags.copy_(torch.tensor(told, dtype=flags.dtype))
+
+    def _sums(
+        self, flags: list[float], grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Returns the sums: rows where all ranks that have a gradient have rows."""
+        sums: list[Tensor | None] = []
+        for at, (one, grad) in enumerate(zip(self.parameters, grads, strict=True)):
+            num_ranks, num_with_rows = flags[at], flags[len(grads) + at]
+            total = self._home[one].views[one]
+            if 0 < num_ranks == num_with_rows:
+                rows = torch.zeros(len(one), dtype=torch.int32, device=one.device)
+                if grad is not None:
+                    rows[grad._indices()[0]] = 1
+                self._start(rows)
+                self._wait()
+                places = rows.nonzero().T
+                total = torch.sparse_coo_tensor(
+                    places,
+                    total[places[0]],
+                    total.shape,
+                    check_invariants=False,
+                    is_coalesced=True,
+                )
+            sums.append(total if num_ranks > 0 else None)
+        return sums
 
     def _require_untouched(self) -> None:
-        """Refuses what would be done to the gradients of this rank alone.
-
-        Some travel already, and others do not: neither the sums nor the ranks would agree.
-        """
-        sent = self._buckets[: self._num_sent]
+        """Refuses what was done to the gradients of this rank alone."""
         is_replaced = any(
-            one.grad is not view
-            for bucket in sent
-            for one, view in bucket.views.items()
+            one.grad is not None and one.grad is not self._home[one].views[one]
+            for one in self._filled.keys() - self._elsewhere
         )
         if is_replaced or any(bucket.is_touched for bucket in self._buckets):
-            message = (
-                "gradients were changed while they were on their way to the other ranks; "
-                "make one backward pass for each part, within the loop over the parts, and "
-                "clip, scale or clear gradients after that loop and within the step, where "
-                "they are the sums over all ranks; leave DistributedDataParallel away"
-            )
-            raise ProgramError(message)
+            refuse("changed")
 
-    def show(self, *, as_copies: bool = False) -> None:
-        """Gives the parameters what the buffers hold as their gradients, until `settle`.
-
-        Args:
-            as_copies: Whether what is done to them is lost, as where a step was aborted.
-        """
-        for bucket in self._buckets:
-            bucket.forget()
-            for one, view in bucket.views.items():
-                one.grad = view.clone() if as_copies else view
+    def show(self) -> None:
+        """Gives the parameters the sums as their gradients, until `settle`."""
+        assert self.sums is not None
+        self._is_shown, self._is_late = True, False
+        for one, total in zip(self.parameters, self.sums, strict=True):
+            one.grad = total
 
     def settle(self) -> None:
-        """Takes what has become of the gradients as the sums, and takes them away."""
-        for bucket in self._buckets:
-            with torch.no_grad():
-                _take_over(bucket)
-        self._show_none()
+        """Takes what has become of the gradients as the sums, and takes them away.
+
+        Raises:
+            ProgramError: A backward pass has added to the sums what this rank alone has.
+        """
+        assert self.sums is not None
+        grads = [one.grad for one in self.parameters]
+        is_new = any(
+            total is None and grad is not None
+            for total, grad in zip(self.sums, grads, strict=True)
+        )
+        if self._is_late or is_new:
+            refuse("late")
+        self.sums = grads
+        self.hide()
 
     def abandon(self) -> None:
-        """Waits until nothing is under way, in a group that has been aborted."""
-        for work in self._works:
-            with contextlib.suppress(RuntimeError):
-                work.wait()
-        self._close_step()
-
-    def _close_step(self) -> None:
-        self._works = []
-        self._group = None
-        self._failed = _NO_STEP
-        self._show_none()
+        """Ends a step, and waits until nothing is under way."""
+        with contextlib.suppress(RuntimeError):
+            self._wait()
+        self._group, self._failed = None, _NO_STEP
+        self.hide()
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Gives the parameters what the buffers hold as their gradients, for a time."""
+        """Gives the parameters the sums as their gradients, for a time."""
         self.show()
         try:
             yield
         finally:
-            self._show_none()
+            self.hide()
 
-    def _show_none(self) -> None:
-        for one in self._home:
+    def hide(self) -> None:
+        """Leaves the parameters without gradients."""
+        self._is_shown = False
+        for one in self.parameters:
             one.grad = None
+
+    def views(self) -> list[Tensor]:
+        """Returns where the sums of another rank may be put."""
+        return [self._home[one].views[one] for one in self.parameters]
 
     def close(self) -> None:
         """Leaves the parameters alone."""
@@ -337,58 +372,12 @@ class GradientReducer:
             handle.remove()
 
 
-def _take_over(bucket: _Bucket) -> None:
-    """Puts the gradients of the parameters into a bucket; zeros where there are none."""
-    for one, view in bucket.views.items():
-        if one.grad is None:
-            _local(view).zero_()
-        elif one.grad is not view:
-            _local(view).copy_(_local(_as(one.grad, view)))
-            one.grad = view
-
-
-def _as(gradient: Tensor, view: Tensor) -> Tensor:
-    """Returns a gradient in the form in which it travels."""
-    if isinstance(gradient, DTensor):
-        assert isinstance(view, DTensor)
-        if gradient.placements != view.placements:
-            # A sum of which each rank has a part, as a rule.
-            return gradient.redistribute(placements=view.placements)
-        return gradient
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+def _has_rows(gradient: Tensor | None) -> bool:
+    if gradient is None or not gradient.is_sparse:
+        return False
+    return gradient.sparse_dim() == 1
 
 
 def _synchronize(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.current_stream(device).synchronize()
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _like(parameter: Tensor, view: Tensor) -> Tensor:
-    if not isinstance(parameter, DTensor):
-        return view
-    return DTensor.from_local(
-        view,
-        parameter.device_mesh,
-        parameter.placements,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
-
-
-def _groups(parameters: Sequence[Tensor], most_bytes: int) -> list[list[Tensor]]:
-    """Returns neighbours of one dtype and device, together not too large."""
-    found: list[list[Tensor]] = []
-    size, kind = 0, None
-    for one in parameters:
-        local = _local(one)
-        if found and kind == (local.dtype, local.device) and size < most_bytes:
-            found[-1].append(one)
-        else:
-            found.append([one])
-            size, kind = 0, (local.dtype, local.device)
-        size += local.nbytes
-    return found

@@ -9,14 +9,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
-from drivetrain_core import DistributedError, ProgramError
-from drivetrain_core.extending import data_part_of
+from drivetrain_core import DistributedError
 from drivetrain_elastic._data._schedule import Block, Part
 from drivetrain_elastic._membership._connection import connect
+from drivetrain_elastic._membership._single_process import SingleProcessMembership
 from drivetrain_elastic._membership._world import (
     World,
     call_roll,
@@ -27,14 +24,18 @@ from drivetrain_elastic._membership._world_group import RankLostError, with_othe
 from drivetrain_elastic._observability._step_meter import StepMeter
 from drivetrain_elastic._training._agreement import agree
 from drivetrain_elastic._training._gc_pause import GcPause
+from drivetrain_elastic._training._model_copy import ModelCopy, require_in_copy
+from drivetrain_elastic._training._refusals import refuse
 from drivetrain_elastic._training._requested_checkpoint import RequestedCheckpoint
-from drivetrain_elastic._training._step import Step
+from drivetrain_elastic._training._script_updates import ScriptUpdates
+from drivetrain_elastic._training._step import Step, StepLostError
 from drivetrain_elastic._training._training_state import Training
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, MutableMapping
+    from collections.abc import Iterator, MutableMapping, Sequence
     from contextlib import AbstractContextManager
 
+    from torch import Tensor
     from torch.distributed import Work
 
     from drivetrain_core import services
@@ -51,25 +52,6 @@ _TIMEOUT = timedelta(seconds=60)
 _MOST_BROKEN, _LONGEST_WAIT_S = 30, 5.0
 
 
-def _require_one_axis(model: torch.nn.Module) -> None:
-    """Refuses a mesh of which nobody has said which ranks read the same samples.
-
-    Raises:
-        ProgramError: FSDP's shards are divided again, along another axis.
-    """
-    for parameter in model.parameters():
-        if not isinstance(parameter, DTensor) or parameter.device_mesh.ndim == 1:
-            continue
-        # Copies by shards, as FSDP2 places them, all read samples of their own.
-        if parameter.device_mesh.ndim > 2 or not parameter.placements[0].is_replicate():
-            message = (
-                f"the model is sharded over {parameter.device_mesh}, and which of its "
-                "ranks read the same samples is not known: lay the mesh by "
-                "accelerate(strategy=[('mesh', ...)]), or shard along one axis"
-            )
-            raise ProgramError(message)
-
-
 class ElasticLoop:
     """Runs the steps of a training on all ranks of a world, and of the next one.
 
@@ -80,14 +62,18 @@ class ElasticLoop:
 
     After the loop over its parts, and until its end, a step has the sums over all ranks as
     the parameters' gradients: there they are clipped or logged, or in a hook of the
-    optimizer (`register_step_pre_hook`). Between two steps parameters have none.
+    optimizer (`register_step_pre_hook`). Between two steps parameters have none. The loop
+    steps the optimizer at the end of a step, unless the script does so in every step, by
+    `optimizer.step()` or by a `GradScaler`.
+
+    A loop that is left may be entered again, and goes on with the next step.
 
     Args:
         model: On this rank. Where several ranks hold a copy together, it is sharded among
             them, by FSDP2 for one, over the process group of the copy, which
             `init_process_group` makes under `--workers-per-copy`. Over a mesh of several
             axes it is `accelerate` that lays it, and says which ranks read the same.
-        optimizer: Of its parameters.
+        optimizer: Of its parameters. Of a list all take a step at the end of a step.
         schedule: Which samples each step trains on.
         num_steps: How many steps there are.
         num_epochs: In their place, how often the data is read.
@@ -132,7 +118,7 @@ class ElasticLoop:
     def __init__(
         self,
         model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         schedule: Schedule,
         num_steps: int | None = None,
@@ -148,18 +134,15 @@ class ElasticLoop:
         connection: Connection | None = None,
     ) -> None:
         if (num_steps is None) == (num_epochs is None):
-            message = (
-                "a loop needs either num_steps or num_epochs, got "
-                f"{num_steps} and {num_epochs}"
-            )
-            raise ProgramError(message)
+            refuse("lengths", num_steps=num_steps, num_epochs=num_epochs)
         if save_every and checkpointer is None:
-            message = f"save_every={save_every} needs a checkpointer"
-            raise ProgramError(message)
+            refuse("saver", save_every=save_every)
         self._schedule = schedule
         self._num_steps = num_steps
         self._num_epochs = num_epochs
         self._membership, self._store, make = connection or connect()
+        # Then no rank joins.
+        self._is_alone = isinstance(self._membership, SingleProcessMembership)
         self._factory = factory or make()
         self._timeout = timeout
         self._num_micro_batches = num_micro_batches
@@ -168,19 +151,17 @@ class ElasticLoop:
         self._save_every = save_every
         self._restored = 0
         self._requested = RequestedCheckpoint(self._membership)
-        self._data_part = data_part_of(model)
-        self._is_sharded = isinstance(model, FSDPModule)
-        if self._is_sharded and self._data_part is None:
-            _require_one_axis(model)
+        self._copy = ModelCopy(model)
         others = {} if state is None else state
         self._training = Training(model, optimizer, others, schedule, scaling)
         self._block = Block(0, 0, 0)
         self._world: World | None = None
         self._epoch = 0
         self._num_broken = 0
-        # Why the gradients of the step in hand are no sums; None before they were to be.
-        self._lost: RuntimeError | None = None
-        self._is_summed = False
+        # Of the step in hand: whether gradients are sums, and are applied.
+        self._is_summed = self._is_updated = False
+        self._has_begun = self._is_closed = self._has_failed = False
+        self._updates = ScriptUpdates(self._training.optimizers, self._update)
         self._rank = -1
         self._vote: Work | None = None
         # Whether a rank knew of a newer world as the last step was made.
@@ -188,7 +169,7 @@ class ElasticLoop:
         self._began_s = 0.0
         self._num_votes = 0
         self._meter = StepMeter(
-            self._training.reducer.buffers[0].device,
+            self._training.reducer.device,
             count=self._num_collectives,
             record=self._membership.flight_record(),
         )
@@ -229,9 +210,19 @@ class ElasticLoop:
         return self._training.reducer.num_entered + self._num_votes
 
     def __iter__(self) -> Iterator[Step]:
-        """Yields steps until the last one counts, or this worker has no place any more."""
-        self._restore()
-        self._membership.report_ready()
+        """Yields steps until the last one counts, or this worker has no place any more.
+
+        Raises:
+            ProgramError: The loop has ended with an error before.
+        """
+        if self._has_failed:
+            refuse("ended")
+        if self._is_closed:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            self._restore()
+            self._membership.report_ready()
         try:
             while self._prepare():
                 assert self._world is not None
@@ -239,11 +230,21 @@ class ElasticLoop:
             self._membership.report_phase("ending")
             self._flush()
             self._membership.report_end(is_finished=self.is_done)
-        finally:
-            self._unsubscribe()
-            self._training.reducer.close()
-            self._leave_world()
+        except GeneratorExit:
             self._gc_pause.end()
+            return
+        except BaseException:
+            self._has_failed = True
+            self._close()
+            raise
+        self._close()
+
+    def _close(self) -> None:
+        self._is_closed = True
+        self._unsubscribe()
+        self._training.reducer.close()
+        self._leave_world()
+        self._gc_pause.end()
 
     # ---- one step ----
 
@@ -277,13 +278,9 @@ class ElasticLoop:
     def _begin(self) -> None:
         self._membership.report_phase("computing")
         self._began_s = time.monotonic()
-        assert self._world is not None
         self._meter.begin_step(self.step + 1)
-        self._lost, self._is_summed = None, False
-        num_copies = self._world.assignment.num_copies
-        self._block = self._training.begin(
-            num_copies, self._let_go, self._is_over, self._wants_save
-        )
+        self._is_summed = self._is_updated = False
+        self._updates.begin()
 
     def _let_go(self) -> None:
         """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
@@ -298,8 +295,16 @@ class ElasticLoop:
 
     def _parts(self) -> Iterator[Part]:
         assert self._world is not None
-        assignment = self._world.assignment
-        size, place = self._part_in_copy(assignment)
+        assignment, reducer = self._world.assignment, self._training.reducer
+        if not self._is_alone:
+            self._training.require_joinable()
+        try:
+            self._block = self._training.begin(
+                assignment.num_copies, self._let_go, self._is_over, self._wants_save
+            )
+        except RankLostError as error:
+            raise StepLostError(str(error)) from error
+        size, place = self._copy.part(assignment)
         parts = self._schedule.parts(
             self._block,
             num_shares=assignment.num_copies * size,
@@ -308,64 +313,73 @@ class ElasticLoop:
             even=size > 1,
         )
         for at, (indices, weight) in enumerate(parts):
+            reducer.part = at
             if at == len(parts) - 1:
-                self._training.reducer.send_with(self._world.peers)
+                reducer.send_with(self._world.peers)
             self._meter.add_samples(len(indices))
             # Within a copy the mean of gradients is taken, where the sum is wanted.
             yield Part(indices, weight * size)
-        # A script that goes backward only after this loop has its sums at the step's end.
-        if not self._training.reducer.awaits_backward:
-            self._membership.report_phase("waiting")
-            with self._meter.waiting("all-reduce"):
-                self._sum(self._world)
-            self._membership.report_phase("computing")
-            self._training.reducer.show(as_copies=self._lost is not None)
-
-    def _part_in_copy(self, assignment: RankAssignment) -> tuple[int, int]:
-        """Returns into how many parts a copy divides its samples, and this rank's."""
-        unit = assignment.unit
-        if unit == 1 or (self._data_part is None and not self._is_sharded):
-            # The ranks of a tensor-parallel copy compute on the same samples.
-            return 1, 0
-        return self._data_part or (unit, assignment.part)
-
-    def _sum(self, world: World) -> None:
-        """Sums the gradients over all ranks, or notes why that cannot be."""
+        self._membership.report_phase("waiting")
+        require_in_copy(self._world, self._sum(), reducer.device)
+        self._membership.report_phase("computing")
+        reducer.show()
         self._is_summed = True
+
+    def _sum(self) -> RankLostError | None:
+        """Sums the gradients over all ranks; returns why that cannot be."""
+        assert self._world is not None
+        self._training.require_covered()
         reducer = self._training.reducer
         try:
-            self._count_vote()
-            reducer.finish(world.peers)
-        except RuntimeError as error:
-            # The script is in the middle of a step, at whose end the world is left.
-            self._lost = error
-            return
-        if world.is_broken and reducer.ends_early:
+            with self._meter.waiting("all-reduce"):
+                self._count_vote()
+                reducer.finish(self._world.peers)
+        except RankLostError as error:
+            return error
+        if self._world.is_broken and reducer.ends_early:
             # On a GPU that ends what is under way as if it were done.
-            self._lost = RuntimeError(f"world {world.assignment.epoch} was broken off")
+            return RankLostError(f"world {self._epoch} was broken off")
+        return None
+
+    def _update(
+        self, scale: Tensor | None = None, is_overflow: bool | None = None
+    ) -> None:
+        """Makes the update of a step, which counts then.
+
+        Args:
+            scale: What gradients are to be divided by; None for nothing.
+            is_overflow: Whether a `GradScaler` leaves it out; None without one.
+
+        Raises:
+            ProgramError: Gradients are not sums yet, or the scaler is not in the state.
+            StepLostError: A rank is gone.
+        """
+        training, world = self._training, self._world
+        if world is None or not self._is_summed:
+            refuse("early_update")
+        if not self._is_alone:
+            training.require_joinable(has_scaler=is_overflow is not None)
+        self._updates.end()
+        self._meter.wait()
+        training.settle(scale, is_left_out=bool(is_overflow))
+        require_in_copy(world, self._tell_news(world), training.reducer.device)
+        self._meter.apply()
+        training.apply()
+        self._is_updated = True
 
     def _finish(self) -> None:
-        """Reduces, applies and votes; or aborts the world, and leaves the rest."""
-        assert self._world is not None
+        """Applies, unless the script has done so, and votes."""
         self._membership.report_phase("waiting")
-        self._meter.wait()
-        assignment = self._world.assignment
-        has_news = False
-        try:
-            has_news = self._reduce(self._world)
-        except RuntimeError as error:
-            self._break(str(error))
-        is_reduced = self._world is not None
-        if not self._is_so_in_copy(is_reduced, assignment):
-            if is_reduced:
-                self._break("it failed on another rank of this copy of the model")
-            return
-        self._has_news = has_news
-        self._meter.apply()
-        self._training.apply()
+        self._updates.close_step()
+        if not self._is_updated:
+            self._update()
+        assert self._world is not None
+        self._updates.end()
+        self._num_broken = 0
+        self._training.reducer.hide()
         self._save()
         # Where copies have parts, all have voted before, but some may not have heard it.
-        if assignment.unit == 1 or self.is_done:
+        if self._world.assignment.unit == 1 or self.is_done:
             self._cast_vote()
         if self._world is not None:
             self._gc_pause.end()
@@ -376,42 +390,30 @@ class ElasticLoop:
         # What the script does there is its own affair: it may evaluate, or save.
         self._membership.report_phase("between steps")
 
-    def _reduce(self, world: World) -> bool:
-        """Sums gradients over all ranks; returns whether one knows of a newer world.
+    def _tell_news(self, world: World) -> RankLostError | None:
+        """Lets all ranks know whether one knows of a newer world.
 
         That all ranks get the same answer is how they leave a world after the same step.
 
-        Raises:
-            RuntimeError: A rank is gone.
+        Returns:
+            Why it cannot be.
         """
-        training = self._training
-        if not self._is_summed:
-            self._sum(world)
-            training.reducer.show()
-        if self._lost is not None:
-            raise self._lost
-        training.reducer.settle()
-        training.reduced = training.step + 1
         if world.assignment.unit == 1:
-            self._requested.is_agreed = training.reducer.has_wish
-            return training.reducer.has_news
+            reducer = self._training.reducer
+            self._has_news, self._requested.is_agreed = (
+                reducer.has_news,
+                reducer.has_wish,
+            )
+            return None
         # Other parts of the model may not have theirs: the vote comes before the update.
         news = torch.tensor([int(self._is_over()), int(self._wants_save())])
-        world.everyone.allreduce([news]).wait()
-        has_news, self._requested.is_agreed = (news > 0).tolist()
-        return bool(has_news)
-
-    def _is_so_in_copy(self, is_so: bool, assignment: RankAssignment) -> bool:
-        """Returns whether something is so on all ranks of this copy of the model.
-
-        They compute together, and so none may go on while another one does not.
-        """
-        if assignment.unit == 1 or not dist.is_initialized():
-            return is_so
-        device = self._training.reducer.buffers[0].device
-        are_so = torch.tensor([int(is_so)], device=device)
-        dist.all_reduce(are_so, op=dist.ReduceOp.MIN)
-        return bool(are_so > 0)
+        try:
+            with with_others():
+                world.everyone.allreduce([news]).wait()
+        except RankLostError as error:
+            return error
+        self._has_news, self._requested.is_agreed = (news > 0).tolist()
+        return None
 
     def _cast_vote(self) -> None:
         """Tells all ranks that this one has its gradients."""
@@ -430,7 +432,8 @@ class ElasticLoop:
         """
         vote, self._vote = self._vote, None
         if vote is not None:
-            vote.wait()
+            with with_others():
+                vote.wait()
 
     # ---- checkpoints ----
 
@@ -469,12 +472,14 @@ class ElasticLoop:
 
     def _save(self) -> None:
         assert self._world is not None
+        self._requested.is_saver = self._world.assignment.copy == 0
         is_due = self._save_every > 0 and self.step % self._save_every == 0
         if not is_due and not self._requested.is_agreed:
             return
         self._meter.save()
-        if self._world.assignment.copy > 0:
+        if not self._requested.is_saver:
             return
+        self._requested.saved_step = self.step
         saver = self._checkpointer
         if self._requested.is_agreed:
             self._requested.save(saver, self.step, self._training.entries())
@@ -483,6 +488,8 @@ class ElasticLoop:
 
     def _flush(self) -> None:
         """Waits for what is on its way to the disk, as long as this worker has."""
+        entries = self._training.entries
+        self._requested.save_last(self._checkpointer, self.step, entries)
         if self._checkpointer is None:
             return
         end_s = self._membership.end_s()
@@ -498,6 +505,14 @@ class ElasticLoop:
             world.abort()
 
     def _break(self, reason: str) -> None:
+        self._updates.end()
+        self._num_broken += 1
+        if self._num_broken > _MOST_BROKEN:
+            message = (
+                f"{self._num_broken} worlds in a row broke before step {self.step + 1} "
+                f"counted, the last one with: {reason}"
+            )
+            raise DistributedError(message)
         latest = self._membership.latest()
         if latest is None or latest.epoch <= self._epoch:
             logger.info("world %d is broken: %s", self._epoch, reason)
@@ -561,17 +576,9 @@ class ElasticLoop:
             )
         except RankLostError as error:
             # Somebody was lost while the world formed: there will be another one.
-            self._num_broken += 1
-            if self._num_broken > _MOST_BROKEN:
-                message = (
-                    f"{self._num_broken} worlds in a row broke as they formed, the last "
-                    f"one with: {error}"
-                )
-                raise DistributedError(message) from error
             self._wait_before_the_next()
             self._break(str(error))
             return True
-        self._num_broken = 0
         self._meter.enter_world(assignment.epoch, self.step, self._training.num_read)
         return True
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core import DistributedError
+from drivetrain_core import CheckpointError, DistributedError
 from drivetrain_core.services import (
     TensorSpec,
     from_json,
@@ -28,6 +28,7 @@ from drivetrain_core.services import (
     to_json,
 )
 from drivetrain_elastic._membership._world_group import with_others
+from drivetrain_elastic._training._refusals import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -249,6 +250,7 @@ class _Place:
             )
             raise DistributedError(message)
         is_alike = local.device.type == "cpu" and local.dtype == dtype
+        is_alike = is_alike and not (local.is_conj() or local.is_neg())
         if is_alike and local.is_contiguous() and num_values:
             self._bytes = local.view(-1).view(torch.uint8)
         else:
@@ -266,6 +268,37 @@ class _Place:
             values = self.bytes().view(self._dtype)
             self._target.copy_(values.view(self._target.shape))
         self._bytes = None
+
+
+def require_movable(state: Mapping[str, object]) -> None:
+    """Refuses what could not be given to another rank, while nobody needs it yet.
+
+    Args:
+        state: As `give_state` takes it.
+
+    Raises:
+        ProgramError: Something in it has no memory of its own that could be written, or
+            is of a type that is not known. It is named.
+
+    Example:
+        >>> require_movable({"model": torch.nn.Linear(2, 1), "epoch": 3})
+    """
+    packed = pack_state(state)
+    specs = {
+        name: TensorSpec(name=name, global_shape=tuple(one.shape), dtype=one.dtype)
+        for name, one in packed.tensors.items()
+    }
+    problems = [
+        f"{name!r} is a quantized tensor: give its values, and quantize them again"
+        for name, one in packed.tensors.items()
+        if one.is_quantized
+    ]
+    try:
+        plan_restoration(dict(state), from_json(to_json(packed.entries)), specs)
+    except CheckpointError as error:
+        problems.append(str(error))
+    if problems:
+        refuse("state", problems="; ".join(problems))
 
 
 def state_digest(state: Mapping[str, object]) -> int:
@@ -308,7 +341,7 @@ def _is_row(row: tuple[Any, ...]) -> bool:
 
 def _flat(tensor: Tensor) -> Tensor:
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach().reshape(-1).cpu()
+    return local.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
 
 
 def _parcels(sizes: Sequence[int]) -> Iterator[list[tuple[int, int, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from drivetrain_core import ProgramError
+from drivetrain_elastic._training._refusals import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -12,6 +12,13 @@ if TYPE_CHECKING:
 
     from drivetrain_elastic._data._schedule import Part
     from drivetrain_elastic._membership._rank_assignment import RankAssignment
+
+
+class StepLostError(BaseException):
+    """A rank is gone: the step is left at once, and is made again.
+
+    It is no error of the script's, whose handlers are not to catch it.
+    """
 
 
 class StepMaker(Protocol):
@@ -28,6 +35,9 @@ class StepMaker(Protocol):
 
 class Step:
     """One step, as a context: what happens in it counts when all ranks have run it.
+
+    Where a rank is lost, the context is left at the end of the loop over the parts: what
+    comes after that loop is run once for each step that counts, with sums.
 
     Attributes:
         number: From 1. It comes again if a rank is lost before the step counts.
@@ -57,8 +67,7 @@ class Step:
             ProgramError: They were computed before, or gradients were changed meanwhile.
         """
         if self._has_all:
-            message = f"the parts of step {self.number} were all computed before"
-            raise ProgramError(message)
+            refuse("twice", number=self.number)
         yield from self._loop._parts()
         self._has_all = True
 
@@ -68,17 +77,28 @@ class Step:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
-    ) -> None:
-        if kind is not None:
-            # The others must not wait for what this rank does not do; a script that goes
-            # on all the same finds itself in the next world.
-            self._loop._break(f"step {self.number} has raised {error!r} here")
-            return
+    ) -> bool:
+        del kind
+        if error is None:
+            try:
+                self._require_all()
+                self._loop._finish()
+            except StepLostError as lost:
+                self._loop._break(str(lost))
+            except BaseException as raised:
+                self._fail(raised)
+                raise
+            return False
+        if isinstance(error, StepLostError):
+            self._loop._break(str(error))
+            return True
+        self._fail(error)
+        return False
+
+    def _fail(self, error: BaseException) -> None:
+        """Tells that the others must not wait for what this rank does not do."""
+        self._loop._break(f"step {self.number} has raised {error!r} here")
+
+    def _require_all(self) -> None:
         if not self._has_all:
-            message = (
-                f"step {self.number} was left before all of its parts were computed: its "
-                "gradients would be wrong on all ranks"
-            )
-            self._loop._break(message)
-            raise ProgramError(message)
-        self._loop._finish()
+            refuse("left", number=self.number)

@@ -47,6 +47,7 @@ class Progress(NamedTuple):
         node: Where it runs.
         part: Which part of the model it holds.
         epoch: Of the last world in which it came to the same step as all others.
+        is_spent: Whether its update has changed the gradients of its last step.
     """
 
     applied: int
@@ -55,6 +56,7 @@ class Progress(NamedTuple):
     node: str = ""
     part: int = 0
     epoch: int = 0
+    is_spent: bool = False
 
 
 class Do(StrEnum):
@@ -153,7 +155,11 @@ def resolve(progress: Sequence[Progress], *, votes_first: bool = False) -> Resol
         elif one.reduced >= step:
             actions.append(Action(Do.APPLY))
         else:
-            actions.append(Action(Do.TAKE_GRADIENTS, source_for(rank)))
+            source = source_for(rank)
+            # The same update would not come of them a second time.
+            is_spent = progress[source].is_spent
+            do = Do.TAKE_STATE if is_spent else Do.TAKE_GRADIENTS
+            actions.append(Action(do, source))
     return Resolution(step, tuple(actions))
 
 
