@@ -248,3 +248,38 @@ def test_other_errors_of_a_block_are_not_wrong_use(error):
     with pytest.raises(type(error)) as caught, as_wrong_use(Namespace()):
         raise error
     assert caught.value is error
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_errors_and_no_files_take_their_place(
+    tmp_path, closed
+):
+    code = """
+import os, subprocess, sys
+from argparse import Namespace
+from drivetrain_core import DrivetrainError
+from drivetrain_core.commands import run_command
+
+def run(arguments):
+    print("a line")
+    with open("opened", "w") as file:
+        assert file.fileno() > 2
+    subprocess.run([sys.executable, "-c", "print(1)"], check=True)
+    if arguments.fails:
+        raise DrivetrainError("as expected")
+    return 0
+
+assert run_command("program", run, Namespace(fails=True)) == 1
+sys.exit(run_command("program", run, Namespace(fails=False)))
+"""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", code],
+        check=False,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

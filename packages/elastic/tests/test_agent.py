@@ -432,7 +432,7 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 model = model.double()
 x = torch.rand(40, 4, dtype=torch.float64)
-if "RANK" in os.environ:
+if "MASTER_PORT" in os.environ:
     dist.init_process_group("gloo")
     fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
 loop = ElasticLoop(model, torch.optim.AdamW(model.parameters(), lr=0.01),

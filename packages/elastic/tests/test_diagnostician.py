@@ -161,12 +161,10 @@ def test_exit_with_a_text_is_an_error_and_with_a_number_is_not(
 @pytest.mark.parametrize(
     ("address", "expects"), [("127.0.0.1:29400", False), ("a.example:29400", True)]
 )
-def test_traffic_is_expected_where_the_job_leaves_its_machine(
-    monkeypatch, address, expects
-):
-    agent = object.__new__(Agent)
+def test_traffic_is_expected_where_the_job_leaves_its_machine(address, expects):
+    agent, worker = object.__new__(Agent), SimpleNamespace(phase="computing")
     agent._address = address
-    monkeypatch.setattr(Agent, "_trains", lambda _: True)
+    agent._worker_group = SimpleNamespace(workers={"a": worker})
     assert agent._sends() is expects
-    monkeypatch.setattr(Agent, "_trains", lambda _: False)
+    worker.phase = "starting"
     assert agent._sends() is False

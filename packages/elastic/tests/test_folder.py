@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from drivetrain_core import ProgramError
-from drivetrain_elastic._agent import _folder
-from drivetrain_elastic._agent._folder import make_folder
+from drivetrain_elastic._client import _folder
+from drivetrain_elastic._client._folder import make_folder
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core._command_line.option_values import integer, number
@@ -175,14 +176,13 @@ def run_command(
         >>> run_command("program", lambda _: 0, Namespace())
         0
     """
+    _open_closed_streams()
     try:
         status = run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         # What Python still holds would raise once more when it ends.
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except UsageError as error:
         parser = getattr(arguments, "parser", None) or CommandParser(prog=program)
@@ -194,6 +194,19 @@ def run_command(
         sys.stderr.write(f"{program}: interrupted\n")
         return 130
     return status
+
+
+def _open_closed_streams() -> None:
+    """Opens nothing where a daemon was started without standard streams.
+
+    Each gets the lowest number that is free, which is its own: no file, and no socket, is
+    taken for the output then, here and in processes that are started.
+    """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open("r+")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 @contextmanager
@@ -256,9 +269,7 @@ def _without_code(error: DrivetrainError) -> str:
 
 def _said(error: Exception) -> str:
     """Returns a message; that of a file names the file once, and first."""
-    if not isinstance(error, OSError) or not error.strerror:
-        return str(error)
-    name = error.filename
+    name = error.filename if isinstance(error, OSError) and error.strerror else None
     if not isinstance(name, (str, bytes, os.PathLike)):
         return str(error)
-    return f"{os.fsdecode(name)}: {error.strerror}"
+    return f"{os.fsdecode(name)}: {reason_of(error)}"

@@ -172,7 +172,8 @@ def _standing_group(
 def _read_environment(environment: Mapping[str, str]) -> tuple[int, int] | None:
     """Returns the rank and world size, or None where no launcher has set them."""
     missing = [name for name in _VARIABLES if not environment.get(name)]
-    if len(missing) == len(_VARIABLES):
+    # Elastic workers have a rank, and no place to meet.
+    if len(missing) == (2 if "DRIVETRAIN_ELASTIC_WORKER" in environment else 4):
         return None
     if missing:
         given = [name for name in _VARIABLES if name not in missing]

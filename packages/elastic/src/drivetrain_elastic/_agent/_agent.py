@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import math
 import os
@@ -21,7 +22,6 @@ from drivetrain_elastic._agent._adopted import kill_adopted, reap_orphans
 from drivetrain_elastic._agent._diagnostician import Diagnostician, first_line
 from drivetrain_elastic._agent._final_reports import FinalReports
 from drivetrain_elastic._agent._flights import flights_of
-from drivetrain_elastic._agent._folder import make_folder
 from drivetrain_elastic._agent._launcher import Launcher, Program
 from drivetrain_elastic._agent._master_process import MasterProcess
 from drivetrain_elastic._agent._master_stream import MasterStream
@@ -29,12 +29,15 @@ from drivetrain_elastic._agent._node_check import NodeCheck
 from drivetrain_elastic._agent._node_watch import NodeWatch
 from drivetrain_elastic._agent._notice_listener import NoticeListener
 from drivetrain_elastic._agent._output import Output
+from drivetrain_elastic._agent._process import WARNINGS
 from drivetrain_elastic._agent._worker_connection import serve_workers
 from drivetrain_elastic._agent._worker_group import WorkerGroup
 from drivetrain_elastic._client._address import split_addresses, stays_here
+from drivetrain_elastic._client._folder import make_folder
 from drivetrain_elastic._client._token import check_token, make_token, write_token
 from drivetrain_elastic._observability._stacks import take_stacks
 from drivetrain_elastic.decisions.ending import Ending
+from drivetrain_elastic.decisions.leaving import judge_leaving
 from drivetrain_elastic.decisions.past_ending import judge_past_ending
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_health.failures import Health
@@ -58,7 +61,8 @@ _LATE_GRACE_S = 2.0
 _ECHO_S = 2.0
 _ORPHANS_S = 5.0
 _SOCKET = "agent"
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# With which a terminal or a scheduler ends a process.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 # They tell a process of a launcher, or of a group that others share with it.
@@ -147,16 +151,24 @@ class Agent:
         self._watch: NodeWatch | None = None
         self._last_check: pb.CheckResult | None = None
         self._last_saved: pb.Saved | None = None
+        # Of checkpoints since the node was told to leave; empty for those that are durable.
+        self._failures: list[str] = []
+        # Whether the first copy of the model, which saves, was here when there last was one.
+        self._saves_here = False
+        self._signal_code = 0
         self._notices = NoticeListener(config, self._report_notice)
 
     def run(self) -> int:
         """Runs the job's part on this node and returns the exit code for it.
 
-        In the main thread, SIGTERM and SIGINT make the node leave: its workers end after
-        the step in flight if the job goes on elsewhere, and if not, with SIGTERM after a
+        In the main thread, SIGTERM, SIGINT, SIGHUP and SIGQUIT make the node leave: its
+        workers end after the step in flight, and if the job goes on nowhere else, after a
         checkpoint. So does SIGTERM to a worker. A second signal to this process kills
-        them. An agent that keeps the master stays until the job has ended, or
-        a signal comes after its workers have left.
+        them. The code is 0 if others go on; if not, it is 128 and the number of the
+        signal, or 1 where something that was trained may be lost. `WARNINGS` are passed
+        on to workers that handle them; without any, a checkpoint is saved. An agent that
+        keeps the master stays until the job has ended, or a signal comes after its workers
+        have left.
 
         Whatever workers have started is killed at the end. Children of this process that
         are older, or in its session, are not touched; others are taken for theirs.
@@ -269,6 +281,10 @@ class Agent:
         env["DRIVETRAIN_ELASTIC_AGENT"] = path
         env["DRIVETRAIN_ELASTIC_MASTER"] = self._address
         env["DRIVETRAIN_ELASTIC_TOKEN"] = self._token
+        # As torchrun has them; all agents of the job find the same number.
+        run_id = hashlib.pbkdf2_hmac("sha256", self._token.encode(), b"run", 100_000)
+        env["TORCHELASTIC_RUN_ID"] = run_id.hex()[:16]
+        env["TORCHELASTIC_MAX_RESTARTS"] = str(self._config.max_restarts)
         if self._config.num_workers > 1:
             # As torchrun does: otherwise each worker would use all processors.
             env.setdefault("OMP_NUM_THREADS", "1")
@@ -322,15 +338,11 @@ class Agent:
             hardware=self._watch.hardware() if self._watch is not None else None,
         )
 
-    def _trains(self) -> bool:
-        """Whether the workers of this node make steps, as far as they have said."""
-        phases = {"computing", "waiting"}
-        return any(one.phase in phases for one in self._worker_group.workers.values())
-
     def _sends(self) -> bool:
         """Whether traffic is to be expected at the ports: not if all is on this machine."""
+        phases = {one.phase for one in self._worker_group.workers.values()}
         assert self._address is not None
-        return self._trains() and not stays_here(self._address)
+        return bool(phases & {"computing", "waiting"}) and not stays_here(self._address)
 
     def _report_alert(self, alert: pb.Alert) -> None:
         logger.log(
@@ -356,6 +368,7 @@ class Agent:
 
     def _report_saved(self, saved: pb.Saved) -> None:
         self._last_saved = saved
+        self._failures.append(saved.failure)
         self._stream.send(pb.FromAgent(saved=saved))
 
     def _heard(self, message: pb.ToAgent) -> None:
@@ -365,6 +378,8 @@ class Agent:
             is_here = any(one.node == self._config.node for one in world.members)
             where = "" if is_here else ", without this node"
             logger.info("world %d%s: %s", world.epoch, where, first_line(world.reason))
+            if world.members:
+                self._saves_here = world.members[0].node == self._config.node
             self._final_reports.settle(message.world)
             self._worker_group.show_world(message.world)
         elif what == "command":
@@ -420,14 +435,27 @@ class Agent:
         self._leaving = asyncio.create_task(self._wait_for_leaving())
 
     async def _wait_for_leaving(self) -> None:
-        while self._worker_group.workers and time.monotonic() < self._leave_end_s:
+        group = self._worker_group
+        has_trained = any(worker.step for worker in group.workers.values())
+        self._failures.clear()
+        while group.workers and time.monotonic() < self._leave_end_s:
             await asyncio.sleep(0.01)
         # Those that could not leave in time are asked once more, and not for long.
         reason = f"the node has left: {self._leave_reason}"
-        if self._master is None or not self._goes_on_elsewhere():
-            self._end(_Outcome(self._leave_code, reason, _LATE_GRACE_S))
+        code = self._leave_code
+        if not (goes_on := self._goes_on_elsewhere()):
+            why = judge_leaving(
+                self._failures,
+                num_left=len(group.workers),
+                has_failed=group.has_failed,
+                owes_save=self._saves_here and has_trained,
+            )
+            reason += why and f"; {why}"
+            code = code or (1 if why else self._signal_code)
+        if self._master is None or not goes_on:
+            self._end(_Outcome(code, reason, _LATE_GRACE_S))
             return
-        await self._worker_group.stop(reason, grace_s=_LATE_GRACE_S)
+        await group.stop(reason, grace_s=_LATE_GRACE_S)
         logger.warning(
             "the workers of this node have left; the agent stays to the end of the job, "
             "which needs the master that it keeps (a signal ends both)"
@@ -447,8 +475,25 @@ class Agent:
     def _listen_to_signals(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in _SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
+        for number in (*_ENDING, *WARNINGS):
+            heard = self._warn if number in WARNINGS else self._signal
+            # `nohup` has SIGHUP ignored, and means it.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, heard, number)
+
+    def _warn(self, number: signal.Signals) -> None:
+        """Passes a warning on to workers that listen for it; else saves, as for a notice."""
+        reason = f"the agent got {number.name}"
+        if self._worker_group.pass_on(number):
+            logger.info("%s: it is passed on to the workers that handle it", reason)
+            return
+        logger.warning("%s, which no worker handles: it is a notice to save", reason)
+        grace_s, is_only_told = self._config.grace_s, self._config.on_notice == "tell"
+        self._report_notice(
+            pb.CapacityNotice(
+                within_s=grace_s, reason=reason, is_only_told=is_only_told
+            )
+        )
 
     def _signal(self, number: signal.Signals) -> None:
         now_s = time.monotonic()
@@ -459,16 +504,17 @@ class Agent:
         self._num_signals += 1
         grace_s, reason = self._config.grace_s, f"the agent got {number.name}"
         has_left = self._leaving is not None and self._leaving.done()
+        workers = list(self._worker_group.workers.values())
         if self._num_signals > 1 or has_left:
-            self._end(_Outcome(128 + number, reason, 0.0))
-            for worker in list(self._worker_group.workers.values()):
+            self._end(_Outcome(1 if workers else 128 + number, reason, 0.0))
+            for worker in workers:
                 self._worker_group.kill(worker, reason)
-        elif self._goes_on_elsewhere():
-            # The time runs from now, whether or not there is a master that hears of it.
-            self._leave(reason, grace_s)
-            self._stream.send(pb.FromAgent(leave=self._leave_request()))
-        else:
-            self._saving = asyncio.create_task(self._save_and_end(number, reason))
+            return
+        self._signal_code = 128 + number
+        # The time runs from now, whether or not there is a master that hears of it; what
+        # workers leave behind takes some of it.
+        self._leave(reason, grace_s - min(2 * _LATE_GRACE_S, grace_s / 2))
+        self._stream.send(pb.FromAgent(leave=self._leave_request()))
 
     def _hear_of_sigterm(self) -> None:
         """Takes note that a worker got SIGTERM, which was not this agent's."""
@@ -476,21 +522,6 @@ class Agent:
             return
         self._signal(signal.SIGTERM)
         self._echo_end_s = time.monotonic() + _ECHO_S
-
-    async def _save_and_end(self, number: signal.Signals, reason: str) -> None:
-        """Ends the job here, after a checkpoint if there is time for one."""
-        end_s = time.monotonic() + self._config.grace_s
-        by_s = end_s - min(_LATE_GRACE_S, self._config.grace_s / 2)
-        before = self._last_saved
-        if self._stream.is_open and self._trains():
-            within_s = by_s - time.monotonic()
-            self._report_notice(pb.CapacityNotice(within_s=within_s, reason=reason))
-        while self._trains() and self._last_saved is before and self._stream.is_open:
-            if time.monotonic() > by_s:
-                break
-            await asyncio.sleep(0.01)
-        left_s = max(0.0, end_s - time.monotonic())
-        self._end(_Outcome(128 + number, reason, left_s))
 
     def _goes_on_elsewhere(self) -> bool:
         world = self._worker_group.world
@@ -512,15 +543,16 @@ class Agent:
 
     async def _train(self) -> None:
         """Checks the node, if that is wanted, and starts and looks after its workers."""
-        if self._config.check in {"start", "always"}:
-            while not self._stream.is_open:
-                await asyncio.sleep(_LOOK_S)
+        checks = self._config.check in {"start", "always"}
+        while (checks or self._config.max_nodes > 1) and not self._stream.is_open:
+            await asyncio.sleep(_LOOK_S)
+        if checks:
             result = await self._check_first()
             self._report_check(result)
             if result.is_faulty:
                 logger.error("this node does not train: %s", result.reason)
                 await self._outcome
-        self._worker_group.begin()
+        self._worker_group.begin(self._stream.place)
         await self._look_after_workers()
 
     async def _check_first(self) -> pb.CheckResult:

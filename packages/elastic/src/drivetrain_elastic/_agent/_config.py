@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import socket
+import tomllib
 from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
 
 from drivetrain_core import ProgramError
 from drivetrain_core.services import get_service
 
-_CHOICES = {
-    "on_stuck": ("kill", "report"),
-    "on_ended": ("fail", "succeed"),
-    "on_notice": ("save", "tell"),
-}
-_CHECKS = ("start", "suspicion", "always", "never")
+
+@functools.cache
+def _bounds() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(files(__package__).joinpath("config.toml").read_text())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,21 +90,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        for name, least in (
-            ("num_workers", 1),
-            ("min_nodes", 1),
-            ("max_nodes", 1),
-            ("min_workers", 1),
-            ("workers_per_copy", 1),
-            ("num_standbys", 0),
-            ("max_restarts", 0),
-            ("last_call_s", 0.0),
-            ("patience_s", 0.0),
-            ("frozen_s", 0.2),
-            ("stuck_s", 0.2),
-            ("grace_s", 0.0),
-            ("notices_s", 0.01),
-        ):
+        for name, least in _bounds()["least"].items():
             value = getattr(self, name)
             if value is None:
                 continue
@@ -132,7 +120,7 @@ class AgentConfig:
                 f"{self.num_workers} and {self.workers_per_copy}"
             )
             raise ProgramError(message)
-        for name, choices in _CHOICES.items():
+        for name, choices in _bounds()["choices"].items():
             value = getattr(self, name)
             if value not in choices:
                 said = " or ".join(map(repr, choices))
@@ -144,9 +132,6 @@ class AgentConfig:
             except ValueError as error:
                 message = f"notices must be 'none', 'auto' or a cloud: {error}"
                 raise ProgramError(message) from None
-        if self.check not in _CHECKS:
-            message = f"check must be one of {', '.join(_CHECKS)}, got {self.check!r}"
-            raise ProgramError(message)
         if not self.node or "/" in self.node:
             message = (
                 f"node, its name, must not be empty and have no '/', got {self.node!r}"

@@ -27,13 +27,16 @@ from drivetrain_core.processes import end_with_parent, has_lost_accelerator
 from drivetrain_health.diagnosis import install_error_record, write_error_record
 
 _MOST_BYTES = 16
+_OF_THE_AGENT = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 _ADOPTION_S = 10.0
 
 
 def main() -> None:
     """Serves until the other end is closed; in a worker, runs its program instead."""
-    # A terminal's interrupt is for the agent.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal's interrupt is for the agent, and so is what schedulers say to all processes:
+    # workers that do not handle it go on.
+    for number in (signal.SIGINT, *_OF_THE_AGENT):
+        signal.signal(number, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     for name in sys.argv[2:]:
         import_module(name)

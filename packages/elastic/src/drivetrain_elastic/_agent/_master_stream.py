@@ -14,7 +14,7 @@ import grpc
 from drivetrain_elastic._client._address import split_addresses
 from drivetrain_elastic._client._master_client import MasterError, RefusedError
 from drivetrain_elastic.protocol import messages as pb
-from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
+from drivetrain_elastic.protocol._service import CHANNEL_OPTIONS, METHODS, credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    *CHANNEL_OPTIONS,
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 2_000),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.use_local_subchannel_pool", 1),
 )
 _EOF: Any = getattr(grpc.aio, "EOF")  # noqa: B009  (its types do not name it)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
@@ -58,6 +57,7 @@ class MasterStream:
     Attributes:
         is_open: Whether the master hears now what is sent.
         num_streams: How many there were, the open one included.
+        place: Of this node among those that were there as it came, from 0.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MasterStream:
         self._why = "no reply"
         self._found = asyncio.Event()
         self.is_open = False
-        self.num_streams = 0
+        self.num_streams = self.place = 0
 
     def send(self, message: pb.FromAgent) -> None:
         """Tells the master, unless there is none: then the next hello says it."""
@@ -194,6 +194,7 @@ class MasterStream:
             await _raise_status(call)
             return False
         self._heartbeat_s = welcome.welcome.heartbeat_s
+        self.place = welcome.welcome.place
         self.is_open = True
         self.num_streams += 1
         self._found.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGXCPU)
+"""Signals by which schedulers say that the time of a job is nearly up."""
 
 
 class ChildProcess:
@@ -57,6 +61,16 @@ class ChildProcess:
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._descriptor, number)
+
+    def pass_on(self, number: int) -> bool:
+        """Sends a signal to it if it has a handler for it; returns whether it has."""
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{self.pid}/status").read_text()
+            for mask in re.findall(r"SigCgt:\s*([0-9a-f]+)", text):
+                if int(mask, 16) >> (number - 1) & 1:
+                    self.signal_alone(number)
+                    return True
+        return False
 
     def look(self) -> tuple[str, float]:
         """Returns the state of the process, and how long it has used no processor, in s."""

@@ -41,6 +41,7 @@ _WINDOW_S = 3600.0
 _QUICK_S = 5.0
 _AFTER_S = 1.0
 _BEAT_S = 0.5
+_UNKNOWN, _EARLY = FailureClass.UNKNOWN.value, "ended-early"
 
 
 class WorkerGroup:
@@ -61,6 +62,7 @@ class WorkerGroup:
         world: The last one that was heard of; None before the first.
         workers: Those that live, by name.
         pids: Processes that have not ended yet, of these and of others.
+        has_failed: Whether a worker has failed after all were asked to leave.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class WorkerGroup:
         self._tasks: set[asyncio.Task[None]] = set()
         self._was_ready = False
         self._is_ending = False
+        self._first_rank = 0
         # What starts as soon as a worker has shown that the program makes its steps here.
         self._waiting: list[tuple[int, bool]] = []
         # Places must be kept where each is a device of its own.
@@ -102,15 +105,20 @@ class WorkerGroup:
         self.world: pb.World | None = None
         self.workers: dict[str, LocalWorker] = {}
         self.pids: set[int] = set()
+        self.has_failed = False
 
     # ---- starting ----
 
-    def begin(self) -> None:
+    def begin(self, place: int = 0) -> None:
         """Starts a first copy, and all others as soon as it calls.
 
         A program that is no elastic one, or has a mistake at its start, would otherwise
         run in all places at once before that shows.
+
+        Args:
+            place: Of this node among those of the job, for the ranks that workers expect.
         """
+        self._first_rank = place * self._config.num_workers
         unit, num_workers = self._config.workers_per_copy, self._config.num_workers
         copies = [(slot, False) for slot in range(0, num_workers, unit)]
         copies += [
@@ -150,6 +158,10 @@ class WorkerGroup:
                 "DRIVETRAIN_ELASTIC_ERROR_FILE": self._diagnostician.error_path(name),
                 "LOCAL_RANK": str(slot + at),
                 "LOCAL_WORLD_SIZE": str(self._config.num_workers),
+                # As it starts, at full strength: nobody knows yet which world comes.
+                "RANK": str(self._first_rank + slot + at),
+                "WORLD_SIZE": str(self._config.max_nodes * self._config.num_workers),
+                "TORCHELASTIC_RESTART_COUNT": str(len(self._deaths_s.get(slot, ()))),
             }
             if unit > 1:
                 env |= {"RANK": str(at), "WORLD_SIZE": str(unit)}
@@ -261,6 +273,13 @@ class WorkerGroup:
             elif worker.connection is not None:
                 worker.connection.send("leave", reason=reason, within_s=within_s)
 
+    def pass_on(self, number: int) -> bool:
+        """Sends a signal to those that handle it and have a place; returns whether any is."""
+        found = [
+            w.process for w in self.workers.values() if w.process and not w.is_spare
+        ]
+        return sum(process.pass_on(number) for process in found) > 0
+
     def dump_stacks(self) -> None:
         """Lets all workers that have a place write down what they are doing."""
         for worker in self.workers.values():
@@ -319,7 +338,10 @@ class WorkerGroup:
         elif exit_code == 0:
             why = f"ended {NOT_ELASTIC}"
             if worker.stage == Stage.READY:
-                why = "ended with exit code 0 before the end of the training"
+                why = (
+                    "ended with exit code 0 before the end of the training: by sys.exit, "
+                    "os._exit, or a way out of its loop that is no error"
+                )
         self._bury(worker, why, is_own_fault=exit_code >= 0, exit_code=exit_code)
 
     def _part(
@@ -341,6 +363,7 @@ class WorkerGroup:
         self, worker: LocalWorker, why: str, *, is_own_fault: bool, exit_code: int = 1
     ) -> None:
         """Lets go of a worker that has died, and of its copy, and sees to the place."""
+        self.has_failed |= self._is_ending and not worker.why_killed
         if self._is_ending and worker.why_killed:
             ended = first_line(worker.why_killed)
             logger.info("worker %s is not needed any more: %s", worker.name, ended)
@@ -395,14 +418,19 @@ class WorkerGroup:
         """Reports why a copy has failed, with what else waits for that."""
         who, siblings = worker, [one for one in copy if one is not worker]
         try:
-            who, failure = await self._diagnostician.examine(
-                worker, exit_code, siblings
-            )
+            if exit_code == 0 and not worker.why_killed:
+                # Nothing has failed: its program has ended too early.
+                logger.warning("worker %s: %s: it %s", worker.name, _EARLY, why)
+                failure = pb.Failure(failure_class=_UNKNOWN, cause=_EARLY, evidence=why)
+            else:
+                who, failure = await self._diagnostician.examine(
+                    worker, exit_code, siblings
+                )
         except Exception as error:
             # Whatever cannot be read, or is not understood: the master must hear of the end.
             logger.exception("why worker %s has failed is not known", worker.name)
             failure = pb.Failure(
-                failure_class=FailureClass.UNKNOWN.value,
+                failure_class=_UNKNOWN,
                 cause="not-examined",
                 evidence=clean_text(f"the examination failed: {error!r}"),
             )

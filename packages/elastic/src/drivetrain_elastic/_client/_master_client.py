@@ -12,19 +12,18 @@ from drivetrain_core import DistributedError, ProgramError
 from drivetrain_elastic._client._address import split_addresses
 from drivetrain_elastic._client._tls import channel_credentials
 from drivetrain_elastic._client._token import check_token
-from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, credentials
+from drivetrain_elastic.protocol._service import CHANNEL_OPTIONS, METHODS, credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
 _OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    *CHANNEL_OPTIONS,
     # A master that is started again is found at once.
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.use_local_subchannel_pool", 1),
 )
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 0.5
 # A master that ends cancels the calls that wait.

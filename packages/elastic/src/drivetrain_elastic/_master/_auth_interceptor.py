@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ from drivetrain_elastic.protocol._service import API, METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from drivetrain_elastic._master._gate import Gate
 
 
 def refusal(metadata: dict[str, str], token: str) -> tuple[grpc.StatusCode, str] | None:
@@ -40,31 +43,46 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     Args:
         token: Of the job.
+        gate: Is told on which connections calls with the token come, and others.
     """
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, gate: Gate) -> None:
         self._token = token
+        self._gate = gate
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
     ) -> Any:
         """Lets a call through, or answers it."""
         reason = refusal(dict(details.invocation_metadata), self._token)
-        handler = await continuation(details)
-        if reason is None or handler is None:
-            return handler
-        method = METHODS[details.method.rsplit("/", 1)[-1]]
-        make = getattr(grpc, f"{method.kind}_rpc_method_handler")
+        if reason is None:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            return _telling(handler, details.method, self._gate.trust)
 
-        async def refuse(_: Any, context: Any) -> None:
-            await context.abort(*reason)
-
-        async def refuse_many(_: Any, context: Any) -> Any:
+        async def refuse(_: Any, context: Any) -> Any:
+            self._gate.refuse(context.peer())
             await context.abort(*reason)
             yield  # makes this a generator, which gRPC expects here
 
-        return make(
-            refuse_many if method.gets_many else refuse,
-            request_deserializer=method.request.FromString,
-            response_serializer=method.reply.SerializeToString,
-        )
+        # Of a call that may send many messages none is read before it is asked for.
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _telling(handler: Any, path: str, heard: Callable[[str], None]) -> Any:
+    """Returns a handler that first tells on which connection its call has come."""
+    method = METHODS[path.rsplit("/", 1)[-1]]
+    answer = getattr(handler, method.kind)
+
+    async def one(request: Any, context: Any) -> Any:
+        heard(context.peer())
+        return await answer(request, context)
+
+    async def many(request: Any, context: Any) -> Any:
+        heard(context.peer())
+        async with contextlib.aclosing(answer(request, context)) as replies:
+            async for reply in replies:
+                yield reply
+
+    return handler._replace(**{method.kind: many if method.gets_many else one})

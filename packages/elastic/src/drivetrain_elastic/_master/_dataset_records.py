@@ -18,7 +18,7 @@ from drivetrain_elastic.decisions.shards import (
     Returned,
     Shard,
 )
-from drivetrain_elastic.journal import JournalError, Record
+from drivetrain_elastic.journal import Record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -83,27 +83,23 @@ def apply_record(datasets: dict[str, DatasetState], record: Record) -> bool:
         Whether it was about datasets.
 
     Raises:
-        JournalError: It does not fit what came before it.
+        KeyError: It does not fit what came before it; so do TypeError and ValueError say.
     """
     kind, body = record
-    try:
-        if kind == _OPENED:
-            spec = DatasetSpec(**body)
-            datasets[spec.name] = DatasetState(spec=spec)
-        elif kind == _WHOLE:
-            state = _state(body)
-            datasets[state.spec.name] = state
-        elif kind == "leased":
-            name, rows = body
-            datasets[name].apply(Leased(tuple(map(_lease, rows))))
-        elif kind in _EVENTS:
-            name, *fields = body
-            datasets[name].apply(_EVENTS[kind](*fields))
-        else:
-            return False
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        message = f"the journal's record {record} does not fit those before it"
-        raise JournalError(message) from error
+    if kind == _OPENED:
+        spec = DatasetSpec(**body)
+        datasets[spec.name] = DatasetState(spec=spec)
+    elif kind == _WHOLE:
+        state = _state(body)
+        datasets[state.spec.name] = state
+    elif kind == "leased":
+        name, rows = body
+        datasets[name].apply(Leased(tuple(map(_lease, rows))))
+    elif kind in _EVENTS:
+        name, *fields = body
+        datasets[name].apply(_EVENTS[kind](*fields))
+    else:
+        return False
     return True
 
 

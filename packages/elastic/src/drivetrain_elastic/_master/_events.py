@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_elastic.journal import Record
+from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,7 +53,10 @@ class EventLog:
         """Takes a record of the journal; returns whether it was an event."""
         if record.kind != _KIND:
             return False
-        self._events.append(LoggedEvent(*record.body))
+        event = LoggedEvent(*record.body)
+        # What no message can hold is no event.
+        pb.Event(**event._asdict())
+        self._events.append(event)
         return True
 
     def dump(self) -> list[Record]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ from drivetrain_elastic._master._key_value_store import KeyValueStore
 from drivetrain_elastic._master._leadership import Leadership
 from drivetrain_elastic._master._master_servicer import MasterServicer
 from drivetrain_elastic._master._node_manager import NodeManager
-from drivetrain_elastic._master._server import serve
+from drivetrain_elastic._master._server import serving
 from drivetrain_elastic._observability._metrics_server import MetricsServer
 from drivetrain_elastic.journal import JournalError
 from drivetrain_elastic.journal._open import open_journal
+from drivetrain_elastic.journal._record import damaged, read_each
 from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from drivetrain_elastic.journal import Journal, Lease
+    from drivetrain_elastic.journal import Journal, Lease, Record
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,6 @@ _TICK_S = 1.0
 _MOST_RECORDS = 100_000
 _START_S = 30.0
 _HEARTBEATS = 4
-_ANSWER_S = 2.0
 
 
 class Master:
@@ -93,7 +94,6 @@ class Master:
     ) -> None:
         self.address = address
         self.metrics = metrics
-        self._servicer: MasterServicer | None = None
         self.token = token or make_token()
         self._tls = tls
         self._journal, lease = open_journal(journal, lease, token=self.token)
@@ -148,19 +148,28 @@ class Master:
             await asyncio.to_thread(
                 _replay, self._journal, datasets, events, node_manager, store
             )
-            datasets.begin()
-            node_manager.begin()
-            self._servicer = servicer = MasterServicer(
+            servicer = MasterServicer(
                 store, writer, datasets, events, node_manager, self.incarnation
             )
-            with contextlib.ExitStack() as stack:
+            status = functools.partial(servicer.GetStatus, pb.StatusRequest(), None)
+            try:
+                datasets.begin()
+                node_manager.begin()
+                # Values that no message can hold show here, and not to who asks later.
+                await status()
+            except Exception as error:
+                where = "its records do not fit together"
+                raise damaged(_name_of(self._journal), where, error) from error
+            async with contextlib.AsyncExitStack() as stack:
                 if self.metrics is not None:
-                    metrics = MetricsServer(self.metrics, self._status)
+                    metrics = MetricsServer(status)
                     stack.callback(metrics.close)
-                    self.metrics = metrics.address
+                    self.metrics = await metrics.listen(self.metrics)
                 host = self.address.rsplit(":", 1)[0]
-                server, port = await serve(
-                    servicer, self.address, token=self.token, credentials=self._tls
+                port = await stack.enter_async_context(
+                    serving(
+                        servicer, self.address, token=self.token, credentials=self._tls
+                    )
                 )
                 self.address = f"{host}:{port}"
                 self._leadership.publish(self.address)
@@ -170,7 +179,6 @@ class Master:
                 self._started.set()
                 await self._watch(datasets, node_manager, writer)
                 servicer.end()
-                await server.stop(grace=0.5)
         finally:
             await writer.close()
 
@@ -216,14 +224,6 @@ class Master:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _status(self) -> pb.Status:
-        """Returns how the job stands, in any other thread than the master's own."""
-        assert self._servicer is not None
-        asked = self._servicer.GetStatus(pb.StatusRequest(), None)
-        done = asyncio.run_coroutine_threadsafe(asked, self._loop)
-        status: pb.Status = done.result(_ANSWER_S)
-        return status
-
     def __enter__(self) -> Self:
         return self
 
@@ -244,10 +244,17 @@ _Keeper = Datasets | EventLog | NodeManager | KeyValueStore
 
 def _replay(journal: Journal, *keepers: _Keeper) -> None:
     """Brings back what the masters before this one had written."""
-    records = journal.records()
-    for record in records:
+
+    def replay(record: Record) -> None:
         if not any(one.replay(record) for one in keepers):
-            message = f"the journal has a record of a kind unknown here: {record.kind}"
-            raise JournalError(message)
+            message = f"it is of a kind unknown here: {record.kind}"
+            raise ValueError(message)
+
+    records = journal.records()
+    read_each(_name_of(journal), replay, records)
     if len(records) > _MOST_RECORDS:
         journal.replace([entry for one in keepers for entry in one.dump()])
+
+
+def _name_of(journal: Journal) -> str:
+    return str(getattr(journal, "name", "of this master"))

@@ -28,6 +28,7 @@ from drivetrain_elastic._master._node_registry import NodeRegistry
 from drivetrain_elastic._master._reclaims import Reclaims
 from drivetrain_elastic.decisions.ending import Ending, judge_ending
 from drivetrain_elastic.decisions.membership import (
+    MembershipConfig,
     MembershipState,
     Status,
     Worker,
@@ -220,7 +221,12 @@ class NodeManager:
             what = f"process {hello.pid} on {hello.host} with {hello.num_slots} places"
             self._note("node-joined", name, what)
         self._meet(node, hello.workers)
-        stream.send(pb.ToAgent(welcome=self._welcome))
+        there = [
+            one for one in self._state.nodes if self._registry.get(one) is not None
+        ]
+        welcome = pb.ToAgent(welcome=self._welcome)
+        welcome.welcome.place = there.index(name)
+        stream.send(welcome)
         told = self._publisher.world
         members = [one.name for one in told.world.members]
         is_told = told.HasField("world")
@@ -537,7 +543,7 @@ class NodeManager:
         config = self._settings.config
         if config is None or self._ending is not None:
             return min(one for one in waits if one is not None)
-        waits.append(self._answer_notices(now_s))
+        waits.append(self._answer_notices(now_s, config))
         verdict = next_world(now_s, self._state, config)
         if not verdict.is_short:
             results.short_since_s = None
@@ -557,7 +563,7 @@ class NodeManager:
             waits += [ending, verdict.wait_s]
         return max(0.0, min(one for one in waits if one is not None))
 
-    def _answer_notices(self, now_s: float) -> float | None:
+    def _answer_notices(self, now_s: float, config: MembershipConfig) -> float | None:
         """Lets nodes leave in time that will be taken away; returns when to look again."""
         training = [
             node
@@ -565,7 +571,8 @@ class NodeManager:
             if node.stream is not None
             and any(self._is_member(one) for one in node.progress)
         ]
-        found = self._reclaims.judge(now_s, training)
+        is_short = next_world(now_s, self._state, config).is_short
+        found = self._reclaims.judge(now_s, training, is_short=is_short)
         for name in found.leave:
             notice = self._reclaims.notice_of(name)
             assert notice is not None

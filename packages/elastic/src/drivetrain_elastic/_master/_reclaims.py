@@ -91,12 +91,15 @@ class Reclaims:
         notice.within_s = max(0.0, left_s)
         return notice
 
-    def judge(self, now_s: float, nodes: Iterable[Node]) -> ReclaimVerdict:
+    def judge(
+        self, now_s: float, nodes: Iterable[Node], *, is_short: bool = False
+    ) -> ReclaimVerdict:
         """Asks for a checkpoint if one is due; returns what else is to be done.
 
         Args:
             now_s: The time.
             nodes: Those that train.
+            is_short: Whether too few are left without those that leave.
         """
         step_s = 0.0
         training: set[str] = set()
@@ -110,13 +113,15 @@ class Reclaims:
             for node, reclaim in self._reclaims.items()
             if node in training and not self._notices[node].is_only_told
         }
-        if leaving and not training:
-            # Nobody is left who has the state.
+        num_others = len(training - self._reclaims.keys())
+        if leaving and (is_short or not training):
+            # Nobody makes a step after them.
             ours = {node: self._leaves[node] for node in leaving & self._leaves.keys()}
+            num_others = 0
         verdict = judge_reclaims(
             now_s,
             ours,
-            num_others=len(training - self._reclaims.keys()),
+            num_others=num_others,
             asked_s=self._own_asked_s,
             step_s=step_s or _STEP_S,
             save_s=self._save_s,

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._client._address import is_free, is_loopback
+from drivetrain_elastic._client._folder import make_folder
 from drivetrain_elastic._master._auth_interceptor import AuthInterceptor
+from drivetrain_elastic._master._gate import Gate
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
 _HANDOVER_S = 2.0
+_SOCKET = "server"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
-    # A second server on a port in use must fail, not share it.
-    ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", 256),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -27,14 +33,15 @@ _OPTIONS = (
 )
 
 
-async def serve(
+@contextlib.asynccontextmanager
+async def serving(
     servicer: object,
     address: str,
     *,
     token: str,
     credentials: grpc.ServerCredentials | None = None,
-) -> tuple[grpc.aio.Server, int]:
-    """Starts a server.
+) -> AsyncIterator[int]:
+    """Serves while a block runs; gives the port.
 
     Args:
         servicer: Has a coroutine method for each call, or an asynchronous generator where
@@ -42,9 +49,6 @@ async def serve(
         address: Where to listen, `host:port`; port 0 takes one that is free.
         token: Of the job.
         credentials: For TLS. Without them only this machine may be served.
-
-    Returns:
-        The server and its port.
 
     Raises:
         ProgramError: The address cannot be had, or would be open to others without TLS.
@@ -55,8 +59,10 @@ async def serve(
             "certificate there: pass tls="
         )
         raise ProgramError(message)
+    folder = make_folder(_SOCKET)
+    gate = Gate(f"{folder}/{_SOCKET}")
     server = grpc.aio.server(
-        interceptors=[AuthInterceptor(token)],
+        interceptors=[AuthInterceptor(token, gate)],
         options=_OPTIONS,
         maximum_concurrent_rpcs=None,
     )
@@ -73,17 +79,25 @@ async def serve(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, handlers),)
     )
-    await _until_free(address)
+    if credentials is None:
+        server.add_insecure_port(f"unix:{gate.path}")
+    else:
+        server.add_secure_port(f"unix:{gate.path}", credentials)
     try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        message = f"the master cannot listen at {address}: is the port in use?"
-        raise ProgramError(message) from error
-    await server.start()
-    return server, port
+        await server.start()
+        await _until_free(address)
+        try:
+            port = await gate.listen(address)
+        except OSError as error:
+            message = (
+                f"the master cannot listen at {address}: is the port in use? ({error})"
+            )
+            raise ProgramError(message) from error
+        yield port
+    finally:
+        await server.stop(grace=0.5)
+        gate.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _serialize(message: Any) -> bytes:

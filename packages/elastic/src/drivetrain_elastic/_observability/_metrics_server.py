@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import logging
+import tomllib
+from importlib.resources import files
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core import DrivetrainError, ProgramError
-from drivetrain_elastic._client._address import split_address
+from drivetrain_core import ProgramError
+from drivetrain_elastic._client._address import free_port, split_address
+from drivetrain_elastic._client._strangers import Strangers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
     from types import ModuleType
 
     from drivetrain_elastic.protocol import messages as pb
@@ -17,17 +24,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PREFIX = "drivetrain_elastic_"
+_AS: dict[str, Callable[[Any], float]] = {"len": len, "bool": bool, "float": float}
+_HEAD = (
+    "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nContent-Length: {}\r\n"
+    "Connection: close\r\n\r\n"
+)
 
 
 def import_prometheus() -> ModuleType:
-    """Returns the library that serves metrics.
+    """Returns the library that writes metrics.
 
     Raises:
         ProgramError: It is not installed.
     """
     try:
         import prometheus_client
-        import prometheus_client.registry
+        import prometheus_client.core
     except ImportError as error:
         message = (
             'metrics need prometheus-client: pip install "drivetrain-elastic[metrics]"'
@@ -37,70 +49,134 @@ def import_prometheus() -> ModuleType:
 
 
 class MetricsServer:
-    """Serves the state of a job over HTTP, at `/metrics`, from a thread of its own.
+    """Serves the state of a job over HTTP, at `/metrics`; used from one event loop.
 
     It only reads; whoever can reach the address can read it, so that it listens where it is
-    told to and nowhere else.
+    told to and nowhere else. Connections are those of strangers: few, and short.
 
     Args:
-        address: `host:port`; port 0 takes one that is free.
-        get_status: Returns how the job stands; called in another thread.
-
-    Attributes:
-        address: Where it listens.
+        get_status: Returns how the job stands.
 
     Raises:
-        ProgramError: The address cannot be had, or prometheus-client is not installed.
+        ProgramError: prometheus-client is not installed.
     """
 
-    def __init__(self, address: str, get_status: Callable[[], pb.Status]) -> None:
+    def __init__(self, get_status: Callable[[], Awaitable[pb.Status]]) -> None:
+        self._library = import_prometheus()
+        self._get_status = get_status
+        self._strangers = Strangers()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, address: str) -> str:
+        """Begins to serve, and returns where.
+
+        Args:
+            address: `host:port`; port 0 takes one that is free.
+
+        Raises:
+            ProgramError: The address cannot be had.
+        """
         host, port = split_address(address)
-        prometheus_client = import_prometheus()
-        registry = prometheus_client.registry.CollectorRegistry()
-        registry.register(_Collector(get_status))
+        port = port or free_port()
         try:
-            self._server, self._thread = prometheus_client.start_http_server(
-                port, addr=host, registry=registry
-            )
+            self._server = await asyncio.start_server(self._answer, host, port)
         except OSError as error:
             message = f"metrics cannot be served at {address}: {error}"
             raise ProgramError(message) from error
-        self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
-        logger.info("metrics are at http://%s/metrics", self.address)
+        found = f"{address.rpartition(':')[0]}:{port}"
+        logger.info("metrics are at http://%s/metrics", found)
+        return found
+
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        name = str(id(writer))
+        self._strangers.add(name, writer.transport)
+        # Whoever says too little or too much, or does not read, is not waited for.
+        with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
+            request = await reader.readuntil(b"\r\n\r\n")
+            body = self._library.generate_latest(_Collector(await self._get_status()))
+            head = _HEAD.format(self._library.CONTENT_TYPE_LATEST, len(body))
+            writer.write(head.encode())
+            if not request.startswith(b"HEAD "):
+                writer.write(body)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        self._strangers.drop(name)
 
     def close(self) -> None:
         """Ends the service."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if self._server is not None:
+            self._server.close()
 
 
 class _Collector:
-    """Makes metrics of the state at the time when somebody asks.
+    """Makes metrics of a state of the job.
 
     Args:
-        get_status: Returns it.
+        status: The state.
     """
 
-    def __init__(self, get_status: Callable[[], pb.Status]) -> None:
-        self._get_status = get_status
-
-    def describe(self) -> list[Any]:
-        """Returns nothing, so that nothing is asked for as it is registered."""
-        return []
+    def __init__(self, status: pb.Status) -> None:
+        self._status = status
 
     def collect(self) -> Iterator[Any]:
-        """Yields all metrics; that of a master that does not answer says so."""
-        try:
-            status = self._get_status()
-        except (DrivetrainError, TimeoutError) as error:
-            logger.warning("no metrics: %s", error)
-            yield _gauge("up", "Whether the master answers.", [((), 0.0)])
-            return
-        yield _gauge("up", "Whether the master answers.", [((), 1.0)])
-        yield from _of_the_job(status)
-        yield from _of_nodes(status)
-        yield from _of_workers(status)
+        """Yields all metrics."""
+        status = self._status
+        yield from _rows("job", [((), status)])
+        # It may fall, when a cause is found for what had none.
+        yield _gauge(
+            "lost_seconds",
+            "Not effective, by what they were lost in and its cause.",
+            [((row.what, row.cause), row.seconds) for row in status.time.lost],
+            ("what", "cause"),
+        )
+        nodes = [((node.node,), node) for node in status.nodes]
+        yield from _rows("node", nodes, "node")
+        for kind, read, label in (
+            ("nic", attrgetter("hardware.nics"), attrgetter("name")),
+            ("gpu", attrgetter("hardware.gpus"), attrgetter("number")),
+        ):
+            parts = [
+                ((*at, str(label(one))), one)
+                for at, node in nodes
+                for one in read(node)
+            ]
+            yield from _rows(kind, parts, "node", kind)
+        workers = [
+            ((*at, str(one.rank)), one)
+            for at, node in nodes
+            for one in node.workers
+            if one.rank >= 0
+        ]
+        yield from _rows("worker", workers, "node", "rank")
+        sections = [
+            ((*at, section), seconds)
+            for at, one in workers
+            for section, seconds in one.sections_s.items()
+        ]
+        yield _gauge(
+            "worker_section_seconds",
+            "Of a step, in a section of the rank's own.",
+            sections,
+            ("node", "rank", "section"),
+        )
+
+
+@functools.cache
+def _table() -> dict[str, list[dict[str, str]]]:
+    return tomllib.loads(files(__package__).joinpath("metrics.toml").read_text())
+
+
+def _rows(
+    kind: str, items: Iterable[tuple[tuple[str, ...], Any]], *labels: str
+) -> Iterator[Any]:
+    """Yields the metrics of the table of one kind of thing."""
+    for row in _table()[kind]:
+        read, number = attrgetter(row["value"]), _AS[row.get("is", "float")]
+        values = [(at, float(number(read(one)))) for at, one in items]
+        yield _gauge(row["name"], row["text"], values, labels, row.get("kind", "Gauge"))
 
 
 def _gauge(
@@ -113,118 +189,3 @@ def _gauge(
     for at, value in values:
         family.add_metric(at, value)
     return family
-
-
-def _of_the_job(status: pb.Status) -> Iterator[Any]:
-    time = status.time
-    for name, text, value in (
-        ("world_epoch", "The number of the world of ranks.", status.epoch),
-        ("world_size", "The ranks of the world.", status.world_size),
-        ("excluded_machines", "Machines that may not take part.", len(status.excluded)),
-        ("ended", "Whether the job has ended.", float(bool(status.ended))),
-    ):
-        yield _gauge(name, text, [((), value)])
-    for name, text, value in (
-        ("steps", "Steps that count.", time.num_steps),
-        ("wall_seconds", "Since the job began.", time.total_s),
-        (
-            "effective_seconds",
-            "In steps that count, at full strength and speed.",
-            time.effective_s,
-        ),
-    ):
-        yield _gauge(name, text, [((), value)], kind="Counter")
-    # It may fall, when a cause is found for what had none.
-    yield _gauge(
-        "lost_seconds",
-        "Not effective, by what they were lost in and its cause.",
-        [((row.what, row.cause), row.seconds) for row in time.lost],
-        ("what", "cause"),
-    )
-
-
-def _of_nodes(status: pb.Status) -> Iterator[Any]:
-    nodes: list[tuple[tuple[str, ...], Any]] = [((n.node,), n) for n in status.nodes]
-    yield from _gauges(
-        (
-            ("node_silent_seconds", "Since it was heard of.", lambda n: n.silent_s),
-            (
-                "node_cpu_share",
-                "Of all its processors.",
-                lambda n: n.hardware.cpu_share,
-            ),
-            ("node_memory_bytes", "In use.", lambda n: n.hardware.memory_used),
-            ("node_alerts", "What is not as it should be.", lambda n: len(n.alerts)),
-        ),
-        nodes,
-        ("node",),
-    )
-    nics = [
-        ((*name, nic.name), nic) for name, node in nodes for nic in node.hardware.nics
-    ]
-    yield from _gauges(
-        (
-            ("nic_received_bytes_per_second", "By the port.", lambda n: n.received),
-            ("nic_sent_bytes_per_second", "By the port.", lambda n: n.sent),
-            ("nic_up", "Whether the port is up.", lambda n: n.is_up),
-            ("nic_errors", "Packets damaged or dropped.", lambda n: n.errors),
-        ),
-        nics,
-        ("node", "nic"),
-    )
-    gpus = [
-        ((*name, str(gpu.number)), gpu)
-        for name, node in nodes
-        for gpu in node.hardware.gpus
-    ]
-    yield from _gauges(
-        (
-            ("gpu_busy_share", "Of the time.", lambda g: g.busy_share),
-            ("gpu_memory_bytes", "In use.", lambda g: g.memory_used),
-            ("gpu_temperature_celsius", "Of the chip.", lambda g: g.temperature_c),
-            ("gpu_ecc_errors", "That were not corrected.", lambda g: g.ecc_errors),
-            ("gpu_faulty", "Whether it has a fault.", lambda g: bool(g.fault)),
-        ),
-        gpus,
-        ("node", "gpu"),
-    )
-
-
-def _of_workers(status: pb.Status) -> Iterator[Any]:
-    # By rank: names of workers are new with each start, and would fill any database.
-    workers: list[tuple[tuple[str, ...], Any]] = [
-        ((node.node, str(one.rank)), one)
-        for node in status.nodes
-        for one in node.workers
-        if one.rank >= 0
-    ]
-    yield from _gauges(
-        (
-            ("worker_step", "The last step of the rank.", lambda w: w.step),
-            ("worker_step_seconds", "How long that took.", lambda w: w.step_s),
-            (
-                "worker_slowness",
-                "How many times as long as others it takes by itself.",
-                lambda w: w.slowness,
-            ),
-        ),
-        workers,
-        ("node", "rank"),
-    )
-    sections = [
-        ((*name, section), seconds)
-        for name, one in workers
-        for section, seconds in one.sections_s.items()
-    ]
-    yield _gauge(
-        "worker_section_seconds",
-        "Of a step, in a section of the rank's own.",
-        sections,
-        ("node", "rank", "section"),
-    )
-
-
-def _gauges(table: Any, items: Any, labels: tuple[str, ...]) -> Iterator[Any]:
-    for name, text, read in table:
-        values = [(at, float(read(one))) for at, one in items]
-        yield _gauge(name, text, values, labels)

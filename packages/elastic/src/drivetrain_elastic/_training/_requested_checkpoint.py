@@ -8,9 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from drivetrain_core import CheckpointError
+from drivetrain_elastic.decisions.leaving import NO_CHECKPOINTER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from drivetrain_core.services import Checkpointer, SaveHandle
     from drivetrain_elastic._membership._rank_assignment import (
@@ -33,17 +34,43 @@ class RequestedCheckpoint:
 
     Attributes:
         is_agreed: Whether all ranks save after the step whose gradients came last.
+        is_saver: Whether this rank saved, or would have, after the last step.
+        saved_step: The last step that was saved here, for whatever reason.
     """
 
     def __init__(self, membership: MembershipSource) -> None:
         self._membership = membership
         self._taken = ""
-        self.is_agreed = False
+        self.is_agreed = self.is_saver = False
+        self.saved_step = 0
 
     def is_due(self) -> bool:
         """Whether there is a request that this rank has not taken."""
         request = self._membership.checkpoint_request()
         return request is not None and request.id != self._taken
+
+    def save_last(
+        self,
+        checkpointer: Checkpointer | None,
+        step: int,
+        entries: Callable[[], Mapping[str, object]],
+    ) -> None:
+        """Saves the last step of a worker that leaves, if nobody makes another one.
+
+        A request comes while steps are made: the last one may be later than the one that
+        was saved.
+
+        Args:
+            checkpointer: Of the script; None if it has none.
+            step: The last step that counts.
+            entries: Returns what belongs to it.
+        """
+        latest = self._membership.latest()
+        goes_on = latest is None or bool(latest.members)
+        if goes_on or not self.is_saver or self.saved_step >= step:
+            return
+        if checkpointer is not None or self.is_due():
+            self.save(checkpointer, step, entries())
 
     def save(
         self, checkpointer: Checkpointer | None, step: int, state: Mapping[str, object]
@@ -63,7 +90,7 @@ class RequestedCheckpoint:
             self._taken = request.id
         began_s = time.monotonic()
         if checkpointer is None:
-            self._tell(request, step, began_s, "the script has no checkpointer")
+            self._tell(request, step, began_s, NO_CHECKPOINTER)
             return
         try:
             handle = checkpointer.save(step, state)
@@ -79,7 +106,6 @@ class RequestedCheckpoint:
             target=self._watch,
             args=(handle, request, began_s),
             name="drivetrain-requested-checkpoint",
-            daemon=True,
         ).start()
 
     def _watch(

@@ -224,7 +224,7 @@ def next_world(
         World(epoch=2, members=('a/0', 'a/2'), reason='a/1 is gone', broken_epoch=1)
     """
     if state.admitted is not None and not state.admitted:
-        return _pause(state)
+        return _pause(state, "training is paused: no node may train")
     copies = [
         copy
         for copy in _whole_copies(state, config.unit, _ABLE)
@@ -234,6 +234,8 @@ def next_world(
     size = min(num_able, config.max_workers // config.unit * config.unit)
     if size < config.min_workers:
         reason = f"{num_able} workers are ready, of {config.min_workers} at least"
+        if _may_leave(state, config.unit):
+            return _pause(state, f"without those that leave, {reason}")
         return Verdict(None, reason, is_short=True)
     current = state.world
     if current is None:
@@ -261,9 +263,19 @@ def next_world(
     return Verdict(_after(current, members, reason, state), reason)
 
 
-def _pause(state: MembershipState) -> Verdict:
+def _may_leave(state: MembershipState, unit: int) -> bool:
+    """Whether ranks leave a world that is not to be followed by another one now.
+
+    Those that stay wait for others with the state. One that is new would need it first.
+    """
+    if all(one.status != Status.LEAVING for one in state.workers.values()):
+        return False
+    stay = _whole_copies(state, unit, frozenset(Status) - _LEAVING)
+    return not stay or any(all(one.has_state for one in copy) for copy in stay)
+
+
+def _pause(state: MembershipState, reason: str) -> Verdict:
     """Returns a world of nobody, which its ranks enter at the end of a step."""
-    reason = "training is paused: no node may train"
     current = state.world
     if current is None or not current.members:
         return Verdict(None, reason, is_short=True)

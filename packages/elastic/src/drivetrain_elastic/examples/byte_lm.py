@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         torch.accelerator.set_device_index(index)
     model = byte_lm.ByteLM(_SIZES[args.size])
     model.to(device=args.device, dtype=getattr(torch, args.dtype))
-    num_sharing = _shard(model) if "RANK" in os.environ else 1
+    num_sharing = _shard(model) if "MASTER_PORT" in os.environ else 1
     text, held_out = byte_lm.read_standard_library(args.bytes)
     data = byte_lm.ByteText(text, _LENGTH)
     loop = ElasticLoop(

@@ -7,7 +7,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_elastic.journal._record import JournalError, Record
+from drivetrain_elastic.journal._record import JournalError, Record, read_each
 from drivetrain_elastic.journal._redis_link import AwayError, RedisLink
 from drivetrain_elastic.journal._redis_scripts import CLAIM, READ, WRITE
 from drivetrain_elastic.journal._redis_url import read_url
@@ -52,6 +52,7 @@ class RedisJournal:
 
     Attributes:
         incarnation: How often the journal was claimed.
+        name: The server and the job, for people.
 
     Raises:
         JournalError: The server is away, refuses this user, or has no such journal.
@@ -74,7 +75,7 @@ class RedisJournal:
     ) -> None:
         """Connects to the server and claims the journal."""
         place = read_url(url, job=job, patience_s=patience_s, num_replicas=num_replicas)
-        self._name = f"{place.name}, job {place.job!r}"
+        self.name = f"{place.name}, job {place.job!r}"
         self._num_replicas = place.num_replicas
         self._link = RedisLink(
             place, reply_s=min(max(place.patience_s, 0.1), _LONGEST_REPLY_S)
@@ -111,11 +112,7 @@ class RedisJournal:
             lines += page
             if len(page) < _PAGE:
                 break
-        try:
-            return [Record(*json.loads(line)) for line in lines]
-        except (TypeError, ValueError) as error:
-            message = f"the journal {self._name} is damaged: {error}"
-            raise JournalError(message) from error
+        return read_each(self.name, lambda line: Record(*json.loads(line)), lines)
 
     def append(self, records: Sequence[Record]) -> None:
         """Adds records, all or none; they are durable when this returns.
@@ -172,22 +169,22 @@ class RedisJournal:
         if isinstance(value, bytes):
             value = value.decode()
         if word == "claimed" and value == "0":
-            return f"the journal {self._name} is gone: the server has lost its data"
+            return f"the journal {self.name} is gone: the server has lost its data"
         if word == "claimed":
             return (
-                f"the journal {self._name} was claimed by master {value}; this is "
+                f"the journal {self.name} was claimed by master {value}; this is "
                 f"master {self.incarnation}"
             )
         if word == "lost":
             return (
-                f"the journal {self._name} has {value} records, and this master left "
+                f"the journal {self.name} has {value} records, and this master left "
                 f"{self._num_records}: the server has lost some, or another program "
                 "wrote there. `appendonly yes` and `appendfsync always` keep them"
             )
         if word == "lease":
-            return f"the lease of {self._name} has ended before the journal was claimed"
+            return f"the lease of {self.name} has ended before the journal was claimed"
         return (
-            f"the journal {self._name} has version {value}, this version of Drivetrain "
+            f"the journal {self.name} has version {value}, this version of Drivetrain "
             f"reads {_VERSION}"
         )
 
@@ -195,28 +192,22 @@ class RedisJournal:
         """Warns if the server does not keep what it is told."""
         names = ("appendonly", "appendfsync", "maxmemory-policy", "maxmemory")
         found = {name: self._link.setting(name) for name in names}
+        level, says = logging.WARNING, ""
         if found["appendonly"] is None:
-            logger.warning(
-                "%s does not tell its settings: whether its `appendonly` is on, so that "
-                "the journal outlives it, could not be checked",
-                self._name,
+            says = (
+                "does not tell its settings: whether its `appendonly` is on, so that the "
+                "journal outlives it, could not be checked"
             )
         elif found["appendonly"] == "no":
-            logger.warning(
-                "%s loses the journal when it ends: its `appendonly` is off", self._name
-            )
+            says = "loses the journal when it ends: its `appendonly` is off"
         elif found["appendfsync"] != "always":
-            logger.info(
-                "%s may lose what it was told last when its machine loses its power: its "
-                "`appendfsync` is %s",
-                self._name,
-                found["appendfsync"],
+            level, policy = logging.INFO, found["appendfsync"]
+            says = (
+                f"may lose its last words with its power: its `appendfsync` is {policy}"
             )
+        if says:
+            logger.log(level, "%s %s", self.name, says)
         policy = found["maxmemory-policy"] or ""
         if policy.startswith("allkeys") and found["maxmemory"] != "0":
-            logger.warning(
-                "%s may throw the journal away when it is short of memory: its "
-                "`maxmemory-policy` is %s",
-                self._name,
-                policy,
-            )
+            says = "may throw the journal away when it is short of memory: its"
+            logger.warning("%s %s `maxmemory-policy` is %s", self.name, says, policy)

@@ -8,7 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_elastic.journal._record import JournalError, JournalFullError, Record
+from drivetrain_elastic.journal._record import (
+    JournalError,
+    JournalFullError,
+    Record,
+    read_each,
+)
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +43,7 @@ class SqliteJournal:
 
     Attributes:
         incarnation: How often the journal was claimed.
+        name: The file, for people.
 
     Raises:
         JournalError: The file is no journal, is damaged, or of another version.
@@ -59,15 +65,17 @@ class SqliteJournal:
     ) -> None:
         """Opens the file and claims it."""
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch(mode=0o600)
+        self.name = str(path)
         self.incarnation = 0
-        self._database = sqlite3.connect(
-            self._path,
-            timeout=patience_s,
-            isolation_level=None,
-            check_same_thread=False,
-        )
+        with self._errors():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.touch(mode=0o600)
+            self._database = sqlite3.connect(
+                self._path,
+                timeout=patience_s,
+                isolation_level=None,
+                check_same_thread=False,
+            )
         try:
             with self._errors():
                 self._open()
@@ -109,11 +117,9 @@ class SqliteJournal:
             rows = self._database.execute(
                 "SELECT kind, body FROM records ORDER BY number"
             ).fetchall()
-        try:
-            return [Record(kind, json.loads(body)) for kind, body in rows]
-        except ValueError as error:
-            message = f"the journal {self._path} is damaged: {error}"
-            raise JournalError(message) from error
+        return read_each(
+            self.name, lambda row: Record(row[0], json.loads(row[1])), rows
+        )
 
     def append(self, records: Sequence[Record]) -> None:
         """Adds records, all or none; they are durable when this returns.
@@ -177,7 +183,8 @@ class SqliteJournal:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        # A row that is not there is no pair of values.
+        except (sqlite3.Error, OSError, TypeError) as error:
             message = f"the journal {self._path}: {error}"
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 message = f"{message}: make room on its disk"

@@ -14,6 +14,14 @@ API = "1"
 MAX_MESSAGE_BYTES = 16 << 20
 """What a message may have; a larger one is refused before it is read."""
 
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A proxy is for what is outside: it does not reach a master, and would see the token.
+    ("grpc.enable_http_proxy", 0),
+)
+"""Of every channel to a master."""
+
 _AUTHORIZATION, _API = "authorization", "drivetrain-api"
 
 

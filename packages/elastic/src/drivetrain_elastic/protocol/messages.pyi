@@ -410,12 +410,14 @@ class Notice(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("incarnation", "heartbeat_s")
+    __slots__ = ("incarnation", "heartbeat_s", "place")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_S_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     heartbeat_s: float
-    def __init__(self, incarnation: _Optional[int] = ..., heartbeat_s: _Optional[float] = ...) -> None: ...
+    place: int
+    def __init__(self, incarnation: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., place: _Optional[int] = ...) -> None: ...
 
 class World(_message.Message):
     __slots__ = ("epoch", "members", "reason", "broken_epoch")

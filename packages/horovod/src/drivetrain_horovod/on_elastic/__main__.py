@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import CommandParser, integer, number, run_command
 from drivetrain_horovod.on_elastic._names import put_names
-from drivetrain_horovod.on_elastic._runtime import options
+from drivetrain_horovod.on_elastic._runtime import finish_once, options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,12 +58,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     sys.argv = [arguments.script, *arguments.arguments]
     # What it raises is its own, and shown as Python shows it.
-    if arguments.module:
-        sys.path[0] = str(Path.cwd())
-        runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
-    else:
-        sys.path[0] = str(Path(arguments.script).resolve().parent)
-        runpy.run_path(arguments.script, run_name="__main__")
+    try:
+        if arguments.module:
+            sys.path[0] = str(Path.cwd())
+            runpy.run_module(arguments.script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(arguments.script).resolve().parent)
+            runpy.run_path(arguments.script, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+    finish_once()
     return 0
 
 

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from drivetrain_core import ProgramError
-from drivetrain_horovod.on_elastic._runtime import begin, end, found, runtime
+from drivetrain_horovod.on_elastic._runtime import (
+    begin,
+    end,
+    finish_once,
+    found,
+    runtime,
+)
 
 
 def init(comm: object = None, process_sets: object = None) -> None:
@@ -39,6 +46,9 @@ def init(comm: object = None, process_sets: object = None) -> None:
 
 def shutdown() -> None:
     """Leaves the other processes."""
+    # Not so where an error is on its way: that training is not done.
+    if sys.exc_info()[0] is None:
+        finish_once()
     end()
 
 

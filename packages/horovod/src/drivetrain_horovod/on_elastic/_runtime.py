@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from drivetrain_core import DistributedError, DrivetrainError
+from drivetrain_elastic.decisions.leaving import NO_CHECKPOINTER
 from drivetrain_elastic.extending import (
     Connection,
     RankAssignment,
@@ -318,6 +319,11 @@ class Runtime:
     def report_end(self, *, is_finished: bool) -> None:
         """Tells that this worker is at the end, or has left before."""
         self._membership.report_phase("ending")
+        request = self._membership.checkpoint_request()
+        if request is not None and not is_finished:
+            # What was committed is in memory only, and what the script saves is its own.
+            step, why = self.num_commits, NO_CHECKPOINTER
+            self._membership.report_saved(request, step, 0.0, why)
         self._membership.report_end(is_finished=is_finished)
 
     def close(self) -> None:
@@ -365,6 +371,17 @@ def begin(connection: Connection | None = None) -> None:
         one.report_end(is_finished=False)
         end()
         raise SystemExit(0)
+
+
+def finish_once() -> None:
+    """Notes that the script is at its end, if it has no part that is elastic.
+
+    Nobody else says so: its workers would be started again, and would train again.
+    """
+    for one in _current:
+        if not one.has_state:
+            one.finish()
+            one.has_state = True
 
 
 def end() -> None:

@@ -1,4 +1,4 @@
-"""The folder of a running agent, in which its workers find its socket."""
+"""Folder of a running agent or master, with a socket of its own in it."""
 
 from __future__ import annotations
 
