@@ -19,6 +19,8 @@ from overhead import overhead
 from real_faults import real_faults
 from sampler import sampler
 from shards import batches, singles
+from step_table import step_table
+from strangers import strangers
 from transfer import transfer
 
 from drivetrain_testing import Bar, run_bars, slow
@@ -40,12 +42,14 @@ TABLE = [
     ("overhead", "< 1% of a step of 50 ms", slow(overhead)),
     ("transfer", "<= 1.5 x loopback's time", slow(transfer)),
     ("large-state", "no longer than two steps", slow(recovery.large_state)),
+    ("step-table", "all equal or refused by name", slow(step_table)),
     ("sampler", "none lost, none read twice", sampler),
     ("shard-batches", "64 leases at a time: >= 10 x one", batches),
     ("shard-singles", ">= 1 x records synced one by one", singles),
     ("journal-kills", "nothing that was told is lost", slow(journal_kills)),
     ("failover", "<= 1 s more than the lease; <= 1 s after a stop", slow(failover)),
     ("agents", "1,000: world <= 5 s, p99 of a call <= 100 ms", slow(agents)),
+    ("strangers", "10,000: <= 32 MiB, owner waits <= 1 s", slow(strangers)),
     ("decisions", "10,000 workers: <= 3 x adding them", decisions),
     ("real-faults", "50 faults: node and class, both >= 99%", slow(real_faults)),
     ("effective-time", "a fault a minute: >= 95%", slow(effective_time)),
