@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import reprlib
+import tomllib
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_checkpoint._fields import MISSHAPEN, are_counts, is_shape
@@ -21,25 +23,9 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 
-_DTYPES: Mapping[str, tuple[str, int]] = {
-    "C128": ("complex128", 16),
-    "F64": ("float64", 8),
-    "I64": ("int64", 8),
-    "U64": ("uint64", 8),
-    "C64": ("complex64", 8),
-    "F32": ("float32", 4),
-    "I32": ("int32", 4),
-    "U32": ("uint32", 4),
-    "BF16": ("bfloat16", 2),
-    "F16": ("float16", 2),
-    "I16": ("int16", 2),
-    "U16": ("uint16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "I8": ("int8", 1),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-}
+_DTYPES: Mapping[str, tuple[str, int]] = tomllib.loads(
+    files(__package__).joinpath("dtypes.toml").read_text("utf-8")
+)
 
 _PAIRS = "complex128"
 """What a header calls the tensors whose pairs of F64, in a last dimension of 2, are complex:

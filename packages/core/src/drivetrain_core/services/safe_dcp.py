@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import tomllib
 from enum import Enum, EnumType
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,25 +33,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import ReadItem
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED = frozenset(
-    {
-        ("collections", "OrderedDict"),
-        ("pathlib", "PosixPath"),
-        ("pathlib", "PurePosixPath"),
-        ("pathlib._local", "PosixPath"),
-        ("torch", "Size"),
-        ("torch.serialization", "_get_layout"),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        (_METADATA, "BytesStorageMetadata"),
-        (_METADATA, "ChunkStorageMetadata"),
-        (_METADATA, "Metadata"),
-        (_METADATA, "MetadataIndex"),
-        (_METADATA, "StorageMeta"),
-        (_METADATA, "TensorProperties"),
-        (_METADATA, "TensorStorageMetadata"),
-        (_METADATA, "_MEM_FORMAT_ENCODING"),
-    }
+_ALLOWED: dict[str, list[str]] = tomllib.loads(
+    files(__package__).joinpath("safe_dcp.toml").read_text("utf-8")
 )
 
 
@@ -60,7 +45,7 @@ class _IndexUnpickler(pickle.Unpickler):
         """Returns an allowed class or a dtype."""
         if (module, name) == ("builtins", "getattr"):
             return _member
-        if (module, name) in _ALLOWED:
+        if name in _ALLOWED.get(module, ()):
             if module == "pathlib._local":  # as Python 3.13 writes it
                 module = "pathlib"
             return getattr(importlib.import_module(module), name)
@@ -78,7 +63,7 @@ def _member(kind: object, name: object) -> Enum:
     could reach is refused.
     """
     if isinstance(kind, EnumType) and isinstance(name, str):
-        allowed = (kind.__module__, kind.__qualname__) in _ALLOWED
+        allowed = kind.__qualname__ in _ALLOWED.get(kind.__module__, ())
         if allowed and name in kind.__members__:
             found: Enum = kind.__members__[name]
             return found
