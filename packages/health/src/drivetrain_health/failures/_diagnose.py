@@ -9,6 +9,7 @@ was closed, is marked as an echo, which no node is blamed for.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from drivetrain_health.failures._clue import (
@@ -20,6 +21,7 @@ from drivetrain_health.failures._clue import (
 )
 from drivetrain_health.failures._counters import clues_of_gpus, clues_of_network
 from drivetrain_health.failures._diagnosis import Diagnosis
+from drivetrain_health.failures._evidence import ErrorRecord
 from drivetrain_health.failures._exceptions import clue_of_error
 from drivetrain_health.failures._exit_codes import clue_of_exit_code, signal_of
 from drivetrain_health.failures._failure_class import FailureClass
@@ -54,9 +56,17 @@ _CAUSES = {
     # A page that could not be read from a file.
     FailureClass.NODE_HARDWARE: {"bus-error"},
     # A kernel that reads another GPU's memory over a link that fails.
-    FailureClass.INTERCONNECT: {"cuda-illegal-access", "cuda-launch-failure"},
+    FailureClass.INTERCONNECT: {
+        "cuda-illegal-access",
+        "cuda-launch-failure",
+        "accelerator-error",
+        "gpu-unavailable",
+    },
 }
 _MOST_ERRORS = 50
+_REFUSED = ": error: "
+# The end of a traceback of which no more is there.
+_LOOSE = re.compile(r"(?:^|[\s\]:>|)])([A-Z][\w.]*(?:Error|Exception)): (.+)$")
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
 # What a machine does to a program that then fails in a way of its own.
 _OF_MACHINES = frozenset({
@@ -64,8 +74,15 @@ _OF_MACHINES = frozenset({
     FailureClass.DRIVER, FailureClass.STORAGE, FailureClass.OUT_OF_MEMORY,
 })  # fmt: skip
 _APART = frozenset({FailureClass.SERVICE, FailureClass.DATA})
-# What others write of a process that was killed.
-_OF_KILLERS = _OF_MACHINES | {FailureClass.SCHEDULER}
+# What others write of a process that was killed, and what a process writes that crashes.
+_OF_KILLERS = frozenset({
+    FailureClass.GPU_HARDWARE, FailureClass.NODE_HARDWARE, FailureClass.NODE_LOST,
+    FailureClass.OUT_OF_MEMORY, FailureClass.SCHEDULER,
+})  # fmt: skip
+_BEFORE_CRASHES = frozenset({
+    FailureClass.CRASH, FailureClass.DRIVER, FailureClass.GPU_HARDWARE,
+    FailureClass.INTERCONNECT, FailureClass.OUT_OF_MEMORY,
+})  # fmt: skip
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -186,11 +203,13 @@ def _ended(evidence: Evidence) -> Clue:
         return said._replace(place=raised.place if raised else "")
     if by_code.failure_class == FailureClass.PROGRAM:
         return by_code
-    if (launched := _of_launcher(lines, said or raised)) is not None:
+    launched = _of_launcher(lines, said or raised)
+    if launched is not None and not launched.is_echo:
         return launched
-    if evidence.exit_code == 2 and not said and not raised and _is_usage(lines):
-        return Clue(FailureClass.PROGRAM, "usage", lines[-1] or lines[-2], False)
-    return raised or said or by_code
+    if raised is None and _is_usage(lines):
+        reason = next(line for line in reversed(lines) if _REFUSED in line)
+        return Clue(FailureClass.PROGRAM, "usage", reason, False)
+    return raised or said or launched or by_code
 
 
 def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue | None]:
@@ -205,15 +224,16 @@ def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue |
     raised = _first_of(clues)
     used = frozenset[int]().union(*(one.lines for one in found))
     said = _said(lines, since, len(lines), used)
+    if raised is None and (said is None or said.is_echo):
+        loose = [one for one in map(_LOOSE.search, telling_lines(lines[since:])) if one]
+        clues = [clue_of_error(ErrorRecord(*one.groups())) for one in loose[:_MOST_ERRORS]]
+        return _first_of(clues), said
     if raised is None or raised.is_echo:
         return raised, said
     before = _said(lines, since, at, used)
-    # It takes proof to stop a job: what a machine has done before counts first.
-    if raised.failure_class == FailureClass.PROGRAM:
-        is_cause = before is not None and before.failure_class in _OF_MACHINES
-        return (
-            before._replace(place=raised.place) if before and is_cause else raised
-        ), said
+    # What was first counts; and it takes proof to stop a job.
+    if before and not before.is_echo and before.failure_class in _OF_MACHINES:
+        return before._replace(place=raised.place), said
     if raised.failure_class == FailureClass.UNKNOWN and said and not said.is_echo:
         return said._replace(place=raised.place), said
     return raised, said
@@ -223,7 +243,12 @@ def _said(
     lines: Sequence[str], start: int, end: int, used: frozenset[int]
 ) -> Clue | None:
     told = [lines[at] for at in range(start, end) if at not in used]
-    return find_sign(telling_lines(told), signs("sign"))
+    said = find_sign(telling_lines(told), signs("sign"))
+    if said is not None and not said.is_echo:
+        return said
+    weak = find_sign(telling_lines(told, warnings=True), signs("sign"))
+    is_weak = weak is None or weak.is_echo or weak.failure_class == FailureClass.PROGRAM
+    return said if is_weak else weak
 
 
 def _first_of(clues: Sequence[Clue]) -> Clue | None:
@@ -242,19 +267,24 @@ def _signalled(
     """Returns why a process was ended by a signal."""
     kind = None if said is None or said.is_echo else said.failure_class
     own_kind = None if own is None else own.failure_class
-    place = find_place(_stacks(lines), is_newest_first=True)
-    if own is not None and (by_code.cause == "abort" or own_kind in _OF_MACHINES):
-        return own
     if by_code.failure_class == FailureClass.KILLED:
         # Whoever is killed had no time to write why, but others have; and a launcher
         # ends with SIGTERM those that are left when one has failed.
-        if said is not None and kind in _OF_KILLERS:
+        if own is not None and (
+            own_kind in _OF_KILLERS
+            or (by_code.is_echo and own_kind != FailureClass.UNKNOWN)
+        ):
+            return own
+        if said is not None and (
+            kind in _OF_KILLERS or said.failure_class == FailureClass.HANG
+        ):
             return said
-        is_known = own_kind not in (None, FailureClass.UNKNOWN)
-        return own if own and by_code.is_echo and is_known else by_code
-    if said is not None and (
-        by_code.cause == "abort" or kind == FailureClass.CRASH or kind in _OF_MACHINES
-    ):
+        return by_code
+    place = find_place(_stacks(lines), is_newest_first=True)
+    is_abort = by_code.cause == "abort"
+    if own is not None and (is_abort or own_kind in _BEFORE_CRASHES):
+        return own
+    if said is not None and (is_abort or kind in _BEFORE_CRASHES):
         return said._replace(place=place)
     return by_code._replace(place=place)
 
@@ -278,6 +308,6 @@ def _stacks(lines: Sequence[str]) -> str:
 
 
 def _is_usage(lines: Sequence[str]) -> bool:
-    return any(line.startswith("usage: ") for line in lines) and any(
-        ": error: " in line for line in lines
+    return any("usage: " in line for line in lines) and any(
+        _REFUSED in line for line in lines
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from drivetrain_health.failures._evidence import ErrorRecord
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
-_MOST_CAUSE = 60
+_MOST_CAUSE, _INNERMOST = 60, 12
 _DIRECT, _HANDLED = "was the direct cause", "During handling of the above"
 
 
@@ -72,6 +72,6 @@ def _known(error: ErrorRecord) -> Clue | None:
     if by_type is not None and by_type.failure_class == FailureClass.PROGRAM:
         return by_type
     own = None if by_type else find_sign(lines, signs("program"))
-    frame = find_sign(clean_lines(error.traceback), signs("frame"))
+    frame = find_sign(clean_lines(error.traceback)[-_INNERMOST:], signs("frame"))
     by_frame = None if frame is None else frame._replace(reason="")
     return own or by_frame or known or by_type

@@ -59,8 +59,8 @@ def clue_of_exit_code(exit_code: int | None) -> Clue:
     if number:
         reason = f"it was ended by signal {number}"
         return Clue(FailureClass.KILLED, f"signal-{number}", reason)
-    if cause := _ROWS["shell"].get(str(exit_code)):
+    if row := _ROWS["shell"].get(str(exit_code)):
         reason = f"it ended with exit code {exit_code}"
-        return Clue(FailureClass.PROGRAM, cause, reason, False)
+        return Clue(FailureClass(row[0]), row[1], reason, False)
     reason = f"it ended with exit code {exit_code} and said nothing that is known"
     return Clue(FailureClass.UNKNOWN, f"exit-{exit_code}", reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import TYPE_CHECKING
 
 from drivetrain_health.failures._clue import shortened
@@ -17,18 +18,19 @@ if TYPE_CHECKING:
 # torchrun names the others before it.
 _FIRST = "Root Cause (first observed failure):"
 _CODE = re.compile(
-    r"\bexit(?:s|ed)?[ _]?(?:with )?(?:non-zero )?(?:exit |return )?(?:code|status)"
-    r"[^\w\n-]{0,14}(-?\d{1,3})\b|\b(?:return(?:ed)?|terminated|died|failed|finished)\b"
-    r".{0,40}?\b(?:code|status)[^\w\n-]{0,5}(-?\d{1,3})\b",
+    r"\b(?:exit(?:s|ed|code)?|returncode|rc)\b(?:.{0,40}?\b(?:code|status|value|with))?"
+    r"[^\w\n-]{0,14}(-?\d{1,3})\b|\b(?:return(?:s|ed)?|terminated|died|failed|finished|"
+    r"ended)\b.{0,40}?\b(?:code|status|value)[^\w\n-]{0,5}(-?\d{1,3})\b",
     re.IGNORECASE,
 )
 _SIGNAL = re.compile(
-    r"\bsignals?\b[^\w\n]{0,3}(?:sig\w+[^\w\n]{1,3})?(\d{1,2})\b", re.IGNORECASE
+    r"\bsignals?\b[^\w\n]{0,3}(?:(SIG[A-Z]+)\b|(?:sig\w+[^\w\n]{1,3})?(\d{1,2})\b)",
+    re.IGNORECASE,
 )
 
 
 def clue_of_launcher(lines: Sequence[str]) -> Clue | None:
-    """Returns what a launcher says of the first failure; None if that is only an echo.
+    """Returns what a launcher says of the first failure: one that is no echo, if it can.
 
     An exit code that tells of no signal is what any exception ends with, so that it says
     nothing of its own.
@@ -42,15 +44,15 @@ def clue_of_launcher(lines: Sequence[str]) -> Clue | None:
 reason='it was ended by SIGSEGV: x] failed (exitcode: -11) local_rank: 1 (pid: 7) of \
 binary: py', blames_node=True, is_echo=False, place='')
     """
+    clues: list[Clue] = []
     begins = [at for at, line in enumerate(lines) if line.strip().endswith(_FIRST)]
     last = lines[begins[-1] :] if begins else ()
     for line in (*telling_lines(last), *telling_lines(lines)):
-        code = _CODE.search(line)
-        number = _SIGNAL.search(line)
-        if code is None and number is None:
-            continue
-        value = int(code[1] or code[2]) if code else -int(number[1])  # type: ignore[index]
-        clue = clue_of_exit_code(value)
-        if signal_of(value) and not clue.is_echo:
-            return clue._replace(reason=f"{clue.reason}: {shortened(line)}")
-    return None
+        codes = [int(one[1] or one[2]) for one in _CODE.finditer(line)]
+        for name, number in _SIGNAL.findall(line):
+            codes.append(-int(number or getattr(signal, name.upper(), 0)))
+        clues += [
+            clue._replace(reason=f"{clue.reason}: {shortened(line)}")
+            for clue in (clue_of_exit_code(code) for code in codes if signal_of(code))
+        ]
+    return next((one for one in clues if not one.is_echo), next(iter(clues), None))

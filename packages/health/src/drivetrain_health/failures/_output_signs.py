@@ -11,9 +11,14 @@ if TYPE_CHECKING:
 
 # What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
 _PASSING = re.compile(
-    r"^.{0,60}?\b(?:\w*warning|info|debug)\b(?!=)"
-    r"|\b(?:retrying|skipp(?:ed|ing)|ignor(?:ed|ing)|trying the next)\b",
+    r"^.{0,60}?\b(?:info|debug)\b(?!=)"
+    r"|\b(?:retrying|trying the next|(?:skipp|ignor)(?:ed|ing):? (?:a|the|this|\d+|bad|"
+    r"broken|corrupt\w*|damaged|batch|file|image|line|record|sample|shard)\b)",
     re.IGNORECASE,
+)
+# A warning of Kubernetes has its reason behind it, in one word.
+_WARNING = re.compile(
+    r"^.{0,60}?\b\w*warning\b(?!=|\s+(?-i:[A-Z][a-z]+[A-Z]))", re.IGNORECASE
 )
 # Lines of code in a traceback, which may name any error.
 _CODE = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?)? {4}")
@@ -25,17 +30,23 @@ _PROGRESS = re.compile(
 _FEW = 2
 
 
-def telling_lines(lines: Iterable[str]) -> list[str]:
+def telling_lines(lines: Iterable[str], *, warnings: bool = False) -> list[str]:
     """Returns the lines that may say why a process has ended.
 
     Args:
         lines: All that it wrote.
+        warnings: Whether warnings may, too: where nothing else does.
 
     Example:
-        >>> telling_lines(["WARNING: Connection reset, retrying", "Bus error"])
-        ['Bus error']
+        >>> telling_lines(["WARNING: Connection reset", "Bus error, retrying", "Abort"])
+        ['Abort']
     """
-    return [line for line in lines if not (_PASSING.search(line) or _CODE.match(line))]
+    return [
+        line
+        for line in lines
+        if not (_PASSING.search(line) or _CODE.match(line))
+        and (warnings or not _WARNING.search(line))
+    ]
 
 
 def line_of_progress(lines: Sequence[str]) -> int:

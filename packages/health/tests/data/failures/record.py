@@ -163,7 +163,7 @@ PROGRAMS = {
         LOADER.replace("BODY", "os.kill(os.getpid(), 9)").replace("SIZE", "4")),
     "loader-segfault": ("crash", "segfault", True,
         LOADER.replace("BODY", "os.kill(os.getpid(), 11)").replace("SIZE", "4")),
-    "loader-exits": ("crash", "dataloader-worker", True,
+    "loader-exits": ("killed", "dataloader-worker", True,
         LOADER.replace("BODY", "os._exit(1)").replace("SIZE", "4")),
     "loader-raises": ("program", "value-error", False,
         LOADER.replace("BODY", "raise ValueError(f'sample {index} is empty')")
