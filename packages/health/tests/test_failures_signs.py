@@ -27,17 +27,19 @@ blames_node = false
 
 
 @pytest.mark.parametrize(
-    ("table", "sign"), ALL, ids=[f"{at}-{one.cause}" for at, (_, one) in enumerate(ALL)]
+    ("table", "sign"),
+    ALL,
+    ids=[f"{at}-{one.clue.cause}" for at, (_, one) in enumerate(ALL)],
 )
 def test_sign_is_the_strongest_in_its_own_example(table, sign):
-    found = find_sign([sign.example], signs(table))
-    assert (found.failure_class, found.cause) == (sign.failure_class, sign.cause)
+    found = find_sign([sign.example], table)
+    assert found[:2] == sign.clue[:2]
     assert found.reason == " ".join(sign.example.split())
-    assert not (sign.is_echo and sign.blames_node)
+    assert not (sign.clue.is_echo and sign.clue.blames_node)
 
 
 def test_classes_of_signs_have_a_ladder_and_most_have_several_signs():
-    counts = Counter(sign.failure_class for _, sign in ALL)
+    counts = Counter(sign.clue.failure_class for _, sign in ALL)
     assert set(counts) < set(LADDERS)
     unseen = {FailureClass.STRAGGLER, FailureClass.CORRUPTION, FailureClass.UNKNOWN}
     assert set(FailureClass) - set(counts) == unseen

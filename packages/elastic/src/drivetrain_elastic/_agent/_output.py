@@ -118,7 +118,7 @@ class Output:
             for pump in pumps:
                 pump.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
-        places: list[_Sink | _Log] = [*self._logs, *self._shown.values()]
+        places = [*self._logs, *self._shown.values()]
         for place in places:
             place.close()
         end_s = max(end_s, time.monotonic() + _FLUSH_S)
@@ -223,7 +223,7 @@ class _Sink:
                 logger.warning("output of workers is lost: %s: %s", self._name, error)
 
 
-class _Log:
+class _Log(_Sink):
     """Keeps output in a file.
 
     Args:
@@ -231,23 +231,7 @@ class _Log:
     """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._sink = _Sink(file.fileno(), str(file.name), file.close)
-
-    def has_room(self) -> bool:
-        """Whether a chunk would be taken now."""
-        return self._sink.has_room()
-
-    def write(self, data: bytes) -> None:
-        """Writes all of it soon; or loses it, and says so the first time."""
-        self._sink.write(data)
-
-    def close(self) -> None:
-        """Closes the file, once all is written; does not wait."""
-        self._sink.close()
-
-    def is_done(self) -> bool:
-        """Whether the file is closed."""
-        return self._sink.is_done()
+        super().__init__(file.fileno(), str(file.name), file.close)
 
 
 class _Tail(OutputDigest):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+#: Why a checkpoint that was asked for is not saved, where that is nobody's failure.
 NO_CHECKPOINTER = "the script has no checkpointer"
-"""Why a checkpoint that was asked for is not saved, where that is nobody's failure."""
 
 
 def judge_leaving(

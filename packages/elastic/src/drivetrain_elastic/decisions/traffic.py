@@ -39,17 +39,17 @@ _LEAST_FLAGGED = 20
 class TrafficLevel(StrEnum):
     """How much traffic there is, against what is usual."""
 
+    #: What is usual is not known yet.
     LEARNING = "learning"
-    """What is usual is not known yet."""
     USUAL = "usual"
+    #: There is much less than usual.
     DROPPED = "dropped"
-    """There is much less than usual."""
+    #: There is none, and there should be.
     SILENT = "silent"
-    """There is none, and there should be."""
+    #: The job does something else.
     PAUSED = "paused"
-    """The job does something else."""
+    #: The counters cannot be read.
     UNSEEN = "unseen"
-    """The counters cannot be read."""
 
 
 class TrafficVerdict(NamedTuple):

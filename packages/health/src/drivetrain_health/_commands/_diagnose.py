@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import UsageError
-from drivetrain_health.diagnosis import (
-    read_error_record,
-    read_output,
-    read_output_tail,
-)
+from drivetrain_health.diagnosis import read_error_record, read_output
 from drivetrain_health.failures import (
     Evidence,
     FailureClass,
@@ -31,12 +25,8 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures import Diagnosis, ErrorRecord, Response
 
-_KERNEL_BYTES = 1 << 20
 _NO_FAILURE = "no-failure"
-_SIGNS = "DRIVETRAIN_HEALTH_SIGNS"
-_CLOCK = re.compile(
-    r"(20\d\d-[01]\d-[0-3]\d)[T ]([012]\d:[0-5]\d:[0-5]\d)[.,]?(\d{0,6})"
-)
+_CLOCK = re.compile(r"(20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d)[.,]?(\d{0,6})")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,11 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             "give what is to be explained: --output, --error, --kernel or --exit-code"
         )
         raise UsageError(message)
-    if arguments.signs:
-        os.environ[_SIGNS] = os.pathsep.join(arguments.signs)
-    kernel = ""
-    if arguments.kernel:
-        kernel = read_output_tail(_checked(arguments.kernel), max_bytes=_KERNEL_BYTES)
+    kernel = read_output(_checked(arguments.kernel)) if arguments.kernel else ""
     common: dict[str, Any] = {
         "node": arguments.node,
         "exit_code": arguments.exit_code,
@@ -73,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         workers = [Evidence(worker="the worker", **common)]
     found = [diagnose(one) for one in workers]
     outputs = [one.output for one in workers]
-    root = root_cause(list(map(Finding, map(_said_at_s, outputs, found), found)))
+    root = root_cause(list(map(Finding, map(_moment, outputs, found), found)))
     if root.cause == _NO_FAILURE:
         if arguments.exit_code is None:
             raise ProgramError(_nothing(arguments, workers, kernel))
@@ -88,19 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if root.failure_class == FailureClass.UNKNOWN else 0
 
 
-def _said_at_s(output: str, found: Diagnosis) -> float:
-    """Returns the time before the line that decides, in seconds; infinity without one."""
+def _moment(output: str, found: Diagnosis) -> float:
+    """Returns a number that grows with the time before the line that decides."""
     lines = [" ".join(line.split()) for line in output.splitlines()]
-    told = found.reason[:80]
-    last = next((at for at, line in enumerate(lines) if told in line), len(lines))
-    for line in reversed(lines[: last + 1]):
+    told = (at for at, line in enumerate(lines) if found.reason[:80] in line)
+    for line in reversed(lines[: next(told, len(lines)) + 1]):
         if clock := _CLOCK.search(line):
-            try:
-                return datetime.fromisoformat(
-                    f"{clock[1]}T{clock[2]}.{clock[3]:0<6}"
-                ).timestamp()
-            except ValueError:
-                continue
+            return float("".join(filter(str.isdigit, clock[1])) + "." + clock[2])
     return math.inf
 
 
@@ -108,11 +88,11 @@ def _nothing(
     arguments: argparse.Namespace, workers: list[Evidence], kernel: str
 ) -> str:
     """Returns that nothing is known of what was read, and what would help."""
-    num_lines = sum(len(one.output.splitlines()) for one in workers)
-    num_lines += len(kernel.splitlines())
+    texts = [*(one.output for one in workers), kernel]
+    num_lines = sum(len(text.splitlines()) for text in texts)
     num_files = len(arguments.output) + bool(arguments.kernel)
-    lines = "1 line" if num_lines == 1 else f"{num_lines} lines"
-    files = "1 file" if num_files == 1 else f"{num_files} files"
+    lines = f"{num_lines} line{'s' * (num_lines != 1)}"
+    files = f"{num_files} file{'s' * (num_files != 1)}"
     return (
         f"nothing that is known was found in {lines} of {files}; give --exit-code, or "
         "--error with the file in which a worker's exception was written"

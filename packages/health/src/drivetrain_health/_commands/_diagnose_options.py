@@ -45,13 +45,5 @@ def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node", default="the node", metavar="NAME", help="where it ran"
     )
-    parser.add_argument(
-        "--signs",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="signs of failures of your own, which count before ours; may be given again. "
-        "DRIVETRAIN_HEALTH_SIGNS names such files too",
-    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=deferred("drivetrain_health._commands._diagnose:run"))

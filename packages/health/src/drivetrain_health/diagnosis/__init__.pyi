@@ -12,7 +12,4 @@ from drivetrain_health.diagnosis._kernel_log import KernelLog as KernelLog
 from drivetrain_health.diagnosis._kernel_log import KernelMessage as KernelMessage
 from drivetrain_health.diagnosis._network import NetworkSampler as NetworkSampler
 from drivetrain_health.diagnosis._oom_kills import count_oom_kills as count_oom_kills
-from drivetrain_health.diagnosis._output_tail import read_output as read_output
-from drivetrain_health.diagnosis._output_tail import (
-    read_output_tail as read_output_tail,
-)
+from drivetrain_health.diagnosis._read_output import read_output as read_output

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_health.diagnosis._output_tail import read_end
+from drivetrain_health.diagnosis._read_output import read_end
 from drivetrain_health.failures import ErrorRecord
 
 if TYPE_CHECKING:

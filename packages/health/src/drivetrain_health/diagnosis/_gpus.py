@@ -25,16 +25,12 @@ _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 _INSTALL = 'pip install "drivetrain-health[nvml]"'
 _MOST_LINKS = 36
 _MOST_EVENTS = 100
+_UNCORRECTED = ("MEMORY_ERROR_TYPE_UNCORRECTED", "VOLATILE_ECC")
 # What the driver asks for, by the number that it gives.
-_RECOVERY = {
-    1: "gpu-reset",
-    2: "node-reboot",
-    3: "drain-p2p",
-    4: "drain-and-reset",
-    5: "drain-p2p",
-    6: "gpu-reset",
-    7: "node-reboot",
-}
+_RECOVERY = (
+    *("", "gpu-reset", "node-reboot", "drain-p2p"),
+    *("drain-and-reset", "drain-p2p", "gpu-reset", "node-reboot"),
+)
 # Slowed down by the hardware itself: any reason, heat, power.
 _SLOWED_BY_HARDWARE = 0x8 | 0x40 | 0x80
 
@@ -328,11 +324,11 @@ class _Gpu:
         return tuple(xid for at_s, xid in self.xids if is_broken or at_s > since_s)
 
     def _count(self) -> _Counts:
-        ecc = self._ecc()
+        ecc = self._ask("TotalEccErrors", *_UNCORRECTED)
         up, errors = self._links()
         last = self._counts
         return _Counts(
-            last.ecc if ecc is None else ecc,
+            last.ecc if ecc is None else int(ecc),
             *((last.up, last.errors) if up is None else (frozenset(up), errors)),
         )
 
@@ -361,12 +357,6 @@ class _Gpu:
             self._missing = self._missing or f"{type(error).__name__}: {error}"
         return None
 
-    def _ecc(self) -> int | None:
-        count = self._ask(
-            "TotalEccErrors", "MEMORY_ERROR_TYPE_UNCORRECTED", "VOLATILE_ECC"
-        )
-        return None if count is None else int(count)
-
     def _recovery(self) -> str:
         nvml = self._nvml
         fields = self._try(
@@ -376,7 +366,8 @@ class _Gpu:
         )
         if not fields or fields[0].nvmlReturn != 0:
             return ""
-        return _RECOVERY.get(int(fields[0].value.uiVal), "")
+        asked = int(fields[0].value.uiVal)
+        return _RECOVERY[asked] if asked < len(_RECOVERY) else ""
 
     def _links(self) -> tuple[set[int] | None, int]:
         """Returns which NVLinks are up, None if that is not known, and their errors."""
@@ -402,15 +393,11 @@ class _Gpu:
     def _errors_of(self, link: int) -> int:
         nvml = self._nvml
         total = 0
-        for kind in (
-            nvml.NVML_NVLINK_ERROR_DL_REPLAY,
-            nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
-            nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
-        ):
+        for name in ("REPLAY", "RECOVERY", "CRC_FLIT"):
+            kind = getattr(nvml, f"NVML_NVLINK_ERROR_DL_{name}")
             with contextlib.suppress(nvml.NVMLError):
-                total += int(
-                    nvml.nvmlDeviceGetNvLinkErrorCounter(self.handle, link, kind)
-                )
+                count = nvml.nvmlDeviceGetNvLinkErrorCounter(self.handle, link, kind)
+                total += int(count)
         return total
 
 

@@ -7,7 +7,9 @@ import math
 import os
 import threading
 import time
+import tomllib
 from collections import deque
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -22,29 +24,7 @@ if TYPE_CHECKING:
 # InfiniBand counts its data in units of four bytes.
 _WORD_BYTES = 4
 _REOPEN_S = 1.0
-_ERRORS = {
-    "net": ("statistics/rx_errors", "statistics/tx_errors"),
-    "infiniband": (
-        "counters/symbol_error",
-        "counters/port_rcv_errors",
-        "counters/local_link_integrity_errors",
-        "counters/link_error_recovery",
-        "counters/port_xmit_discards",
-    ),
-}
-_RETRANSMITS = {
-    "net": (),
-    "infiniband": (
-        "hw_counters/packet_seq_err",
-        "hw_counters/local_ack_timeout_err",
-        "hw_counters/rnr_nak_retry_err",
-    ),
-}
-_DATA = {
-    "net": ("statistics/rx_bytes", "statistics/tx_bytes"),
-    "infiniband": ("counters/port_rcv_data", "counters/port_xmit_data"),
-}
-_DOWNS = {"net": "carrier_down_count", "infiniband": "counters/link_downed"}
+_FILES = tomllib.loads(files(__package__).joinpath("network_counters.toml").read_text())
 
 
 class _Port(NamedTuple):
@@ -224,7 +204,7 @@ class _Data:
     """The open counters of bytes of a port: opening them each time takes most of a tick."""
 
     def __init__(self, port: _Port) -> None:
-        self._paths = [port.folder / name for name in _DATA[port.kind]]
+        self._paths = [port.folder / name for name in _FILES[port.kind]["data"]]
         self._unit = _WORD_BYTES if port.kind == "infiniband" else 1
         self._descriptors: list[int] = []
         self._tried_s = -math.inf
@@ -290,9 +270,9 @@ def _with_hardware(ports: list[_Port]) -> tuple[str, ...]:
 
 def _counts(port: _Port) -> _Counts:
     numbers, missing = [], ""
-    for names in ((_DOWNS[port.kind],), _ERRORS[port.kind], _RETRANSMITS[port.kind]):
+    for kind in ("downs", "errors", "retransmits"):
         total = 0
-        for name in names:
+        for name in _FILES[port.kind][kind]:
             try:
                 total += int((port.folder / name).read_text())
             except (OSError, ValueError) as error:

@@ -14,11 +14,12 @@ from drivetrain_core import ProgramError
 from drivetrain_health.failures._failure_class import FailureClass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+#: Names files of signs of one's own, with colons between them.
 SIGNS_VARIABLE = "DRIVETRAIN_HEALTH_SIGNS"
-"""Names files of signs of one's own, with colons between them."""
 
+RULES = tomllib.loads(files(__package__).joinpath("weighing.toml").read_text())
 _FILES = ("output_signs.toml", "kernel_signs.toml", "exceptions.toml")
 _MOST_CHARACTERS = 300
 # Of a line that is longer, its two ends are looked at.
@@ -52,29 +53,13 @@ class Sign(NamedTuple):
     Attributes:
         pattern: What is searched for, in small letters; without nested repetitions, so
             that no line takes long.
-        failure_class: What kind of failure it tells of.
-        cause: What exactly, as one word.
-        blames_node: Whether the node where it was found is to blame.
-        is_echo: Whether a failure elsewhere may look like this here.
+        clue: What a line says that has it, without the line.
         example: A line that has it.
     """
 
     pattern: re.Pattern[str]
-    failure_class: FailureClass
-    cause: str
-    blames_node: bool = True
-    is_echo: bool = False
-    example: str = ""
-
-    def clue(self, line: str) -> Clue:
-        """Returns what a line says that has this sign."""
-        return Clue(
-            self.failure_class,
-            self.cause,
-            shortened(line),
-            self.blames_node,
-            self.is_echo,
-        )
+    clue: Clue
+    example: str
 
 
 def signs(table: str) -> tuple[Sign, ...]:
@@ -106,22 +91,23 @@ def _all_signs(own: str) -> list[dict[str, list[Sign]]]:
 
 def _read_signs(path: Any) -> dict[str, list[Sign]]:
     """Returns the tables of signs in a file."""
+    found: dict[str, list[Sign]] = {}
     try:
-        tables = tomllib.loads(path.read_text())
-        return {
-            table: [_sign(row, *one) for row in rows for one in row["patterns"].items()]
-            for table, rows in tables.items()
-        }
+        for table, rows in tomllib.loads(path.read_text()).items():
+            found[table] = [
+                _sign(row, *one) for row in rows for one in row["patterns"].items()
+            ]
     except (
         OSError,
         ValueError,
-        KeyError,
+        LookupError,
         TypeError,
         AttributeError,
         re.error,
     ) as error:
         message = f"{path}: signs of failures are expected, as in {_FILES[0]}: {error}"
         raise ProgramError(message) from error
+    return found
 
 
 def _sign(row: dict[str, Any], pattern: str, example: str) -> Sign:
@@ -130,33 +116,29 @@ def _sign(row: dict[str, Any], pattern: str, example: str) -> Sign:
         message = f"the pattern {pattern!r} is not found in its example {example!r}"
         raise ValueError(message)
     is_echo = row.get("is_echo", False)
-    return Sign(
-        compiled,
-        FailureClass(row["class"]),
-        row["cause"],
-        row.get("blames_node", not is_echo),
-        is_echo,
-        example,
-    )
+    blames = row.get("blames_node", not is_echo)
+    clue = Clue(FailureClass(row["class"]), row["cause"], "", blames, is_echo)
+    return Sign(compiled, clue, example)
 
 
-def find_sign(lines: Sequence[str], of: Iterable[Sign]) -> Clue | None:
+def find_sign(lines: Sequence[str], table: str) -> Clue | None:
     """Returns what the strongest sign in some lines says, the first one of its kind.
 
     Args:
         lines: As `clean_lines` returns them.
-        of: What to look for, the strongest first.
+        table: Of the signs, as `signs` takes it.
 
     Example:
-        >>> find_sign(["step 7", "write: No space left"], signs("sign")).cause
+        >>> find_sign(["step 7", "write: No space left"], "sign").cause
         'disk-full'
     """
     # No line holds a newline, so that counting them finds the line of a match again
     # whatever lower() does to its length.
     text = "\n".join(lines).lower()
-    for sign in of:
+    for sign in signs(table):
         if (found := sign.pattern.search(text)) is not None:
-            return sign.clue(lines[text.count("\n", 0, found.start())])
+            line = lines[text.count("\n", 0, found.start())]
+            return sign.clue._replace(reason=shortened(line))
     return None
 
 

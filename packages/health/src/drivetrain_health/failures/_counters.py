@@ -9,7 +9,7 @@ from drivetrain_health.failures._failure_class import FailureClass
 from drivetrain_health.failures._xids import clue_of_xid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from drivetrain_health.failures._evidence import GpuReading, NicReading
 
@@ -29,34 +29,32 @@ def clues_of_gpus(gpus: Iterable[GpuReading]) -> list[Clue]:
         >>> [one.cause for one in clues_of_gpus([GpuReading(is_lost=True)])]
         ['gpu-lost']
     """
-    clues = []
-    for gpu in gpus:
-        name = f"GPU {gpu.index}"
-        if gpu.is_lost:
-            clues.append(Clue(_GPU, "gpu-lost", f"{name} is lost: {gpu.missing}"))
-        xids = [clue for one in gpu.xids if (clue := clue_of_xid(one)) is not None]
-        clues += [one._replace(reason=f"{name}: {one.reason}") for one in xids]
-        if gpu.recovery in {"gpu-reset", "node-reboot", "drain-and-reset"}:
-            reason = f"{name}: the driver asks for {gpu.recovery}"
-            clues.append(Clue(_GPU, "needs-reset", reason))
-        elif gpu.recovery:
-            reason = f"{name}: the driver asks for {gpu.recovery}"
-            clues.append(Clue(_LINK, "nvlink-error", reason))
-        if gpu.remap_failed:
-            reason = f"{name}: rows of its memory could not be remapped"
-            clues.append(Clue(_GPU, "remap-failed", reason))
-        if gpu.ecc_uncorrected > 0:
-            reason = (
-                f"{name}: {gpu.ecc_uncorrected} new uncorrected errors of its memory"
-            )
-            clues.append(Clue(_GPU, "ecc-uncorrected", reason))
-        if gpu.nvlinks_down > 0:
-            reason = f"{name}: {gpu.nvlinks_down} of its NVLinks have gone down"
-            clues.append(Clue(_LINK, "nvlink-down", reason))
-        elif gpu.nvlink_errors >= _MANY_ERRORS:
-            reason = f"{name}: {gpu.nvlink_errors} new errors of its NVLinks"
-            clues.append(Clue(_LINK, "nvlink-error", reason))
-    return clues
+    return [clue for gpu in gpus for clue in _of_gpu(gpu)]
+
+
+def _of_gpu(gpu: GpuReading) -> Iterator[Clue]:
+    name = f"GPU {gpu.index}"
+    is_noisy = not gpu.nvlinks_down and gpu.nvlink_errors >= _MANY_ERRORS
+    is_reset = gpu.recovery in {"gpu-reset", "node-reboot", "drain-and-reset"}
+    xids = [clue for one in gpu.xids if (clue := clue_of_xid(one)) is not None]
+    if gpu.is_lost:
+        yield Clue(_GPU, "gpu-lost", f"{name} is lost: {gpu.missing}")
+    yield from (one._replace(reason=f"{name}: {one.reason}") for one in xids)
+    for is_so, failure_class, cause, said in (
+        (is_reset, _GPU, "needs-reset", f"the driver asks for {gpu.recovery}"),
+        (gpu.recovery and not is_reset, _LINK, "nvlink-error",
+         f"the driver asks for {gpu.recovery}"),
+        (gpu.remap_failed, _GPU, "remap-failed",
+         "rows of its memory could not be remapped"),
+        (gpu.ecc_uncorrected > 0, _GPU, "ecc-uncorrected",
+         f"{gpu.ecc_uncorrected} new uncorrected errors of its memory"),
+        (gpu.nvlinks_down > 0, _LINK, "nvlink-down",
+         f"{gpu.nvlinks_down} of its NVLinks have gone down"),
+        (is_noisy, _LINK, "nvlink-error",
+         f"{gpu.nvlink_errors} new errors of its NVLinks"),
+    ):  # fmt: skip
+        if is_so:
+            yield Clue(failure_class, cause, f"{name}: {said}")
 
 
 def clues_of_network(ports: Iterable[NicReading]) -> list[Clue]:

@@ -12,13 +12,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import (
-    Clue,
-    clean_lines,
-    find_sign,
-    shortened,
-    signs,
-)
+from drivetrain_health.failures import _clue
+from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
 from drivetrain_health.failures._counters import clues_of_gpus, clues_of_network
 from drivetrain_health.failures._diagnosis import Diagnosis
 from drivetrain_health.failures._evidence import ErrorRecord
@@ -36,53 +31,12 @@ if TYPE_CHECKING:
 
     from drivetrain_health.failures._evidence import Evidence
 
-# How failing hardware, of each class, makes workers end; of others, like itself.
-_EXPLAINS = {
-    FailureClass.INTERCONNECT: {"interconnect", "rendezvous", "hang", "unknown", "node-lost"},
-    FailureClass.NODE_HARDWARE: {"storage", "hang", "unknown", "node-lost"},
-    FailureClass.STORAGE: {"storage", "hang", "unknown"},
-    FailureClass.CRASH: {"interconnect", "hang", "unknown"},
-    FailureClass.OUT_OF_MEMORY: {"unknown"},
-}  # fmt: skip
-# Single causes that are explained as well.
-_CAUSES = {
-    # A parent may only have seen that a child is gone.
-    FailureClass.OUT_OF_MEMORY: {
-        "sigkill",
-        "dataloader-worker-killed",
-        "dataloader-worker",
-        "child-died",
-    },
-    # A page that could not be read from a file.
-    FailureClass.NODE_HARDWARE: {"bus-error"},
-    # A kernel that reads another GPU's memory over a link that fails.
-    FailureClass.INTERCONNECT: {
-        "cuda-illegal-access",
-        "cuda-launch-failure",
-        "accelerator-error",
-        "gpu-unavailable",
-    },
-}
+_RULES = _clue.RULES
+_CLASSES = _RULES["classes"]
 _MOST_ERRORS = 50
-_REFUSED = ": error: "
 # The end of a traceback of which no more is there.
 _LOOSE = re.compile(r"(?:^|[\s\]:>|)])([A-Z][\w.]*(?:Error|Exception)): (.+)$")
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
-# What a machine does to a program that then fails in a way of its own.
-_OF_MACHINES = frozenset({
-    FailureClass.GPU_HARDWARE, FailureClass.NODE_HARDWARE, FailureClass.NODE_LOST,
-    FailureClass.DRIVER, FailureClass.STORAGE, FailureClass.OUT_OF_MEMORY,
-})  # fmt: skip
-_APART = frozenset({FailureClass.SERVICE, FailureClass.DATA})
-# What others write of a process that was killed, and what a process writes that crashes.
-_OF_KILLERS = frozenset({
-    FailureClass.GPU_HARDWARE, FailureClass.NODE_HARDWARE, FailureClass.NODE_LOST,
-    FailureClass.OUT_OF_MEMORY, FailureClass.SCHEDULER,
-})  # fmt: skip
-_BEFORE_CRASHES = frozenset({
-    FailureClass.CRASH, FailureClass.DRIVER, FailureClass.GPU_HARDWARE,
-    FailureClass.INTERCONNECT, FailureClass.OUT_OF_MEMORY,
-})  # fmt: skip
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -116,31 +70,25 @@ def _weigh(evidence: Evidence) -> Clue:
     for clue in hardware:
         if clue.failure_class == FailureClass.GPU_HARDWARE:
             return clue
-    if (certain := find_sign(kernel, signs("certain"))) is not None:
+    if (certain := find_sign(kernel, "certain")) is not None:
         return certain
     if evidence.probe:
         return Clue(FailureClass.CORRUPTION, "wrong-numbers", evidence.probe)
     shown = _shown(evidence)
+    said = f"the kernel has killed {evidence.oom_kills} processes of its group"
+    by_group = Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-host", said)
     explaining = [
+        find_sign(kernel, "out_of_memory"),
+        by_group if evidence.oom_kills > 0 else None,
         *(one for one in hardware if one.failure_class == FailureClass.INTERCONNECT),
-        *_found(find_sign(kernel, signs("explaining"))),
+        find_sign(kernel, "explaining"),
         *clues_of_network(evidence.network),
         *(one for one in hardware if one.failure_class == FailureClass.CRASH),
     ]
-    if evidence.oom_kills > 0:
-        reason = f"the kernel has killed {evidence.oom_kills} processes of its group"
-        explaining.insert(
-            0, Clue(FailureClass.OUT_OF_MEMORY, "out-of-memory-host", reason)
-        )
-    explaining[:0] = _found(find_sign(kernel, signs("out_of_memory")))
-    for clue in explaining:
+    for clue in filter(None, explaining):
         if _explains(clue, shown):
             return clue._replace(place=shown.place)
     return shown
-
-
-def _found(clue: Clue | None) -> list[Clue]:
-    return [] if clue is None else [clue]
 
 
 def _explains(clue: Clue, shown: Clue) -> bool:
@@ -148,10 +96,10 @@ def _explains(clue: Clue, shown: Clue) -> bool:
     if shown.cause in _NOT_EXPLAINED or (clue.is_echo and not shown.is_echo):
         return False
     alike = {clue.failure_class, "unknown"}
-    if shown.failure_class in _EXPLAINS.get(clue.failure_class, alike):
+    if shown.failure_class in _RULES["explains"].get(clue.failure_class, alike):
         return True
     is_link_of_host = clue.cause.startswith(("link-", "nic-", "retransmits"))
-    causes = _CAUSES.get(clue.failure_class, set())
+    causes = _RULES["explains_causes"].get(clue.failure_class, ())
     return shown.cause in causes and not is_link_of_host
 
 
@@ -161,21 +109,14 @@ def _shown(evidence: Evidence) -> Clue:
         reason = evidence.why_killed or "it was asked to end"
         return Clue(FailureClass.KILLED, "asked", reason, False, True)
     if evidence.is_node_lost:
-        return Clue(
-            FailureClass.NODE_LOST, "node-silent", "nothing is heard of its node"
-        )
+        reason = "nothing is heard of its node"
+        return Clue(FailureClass.NODE_LOST, "node-silent", reason)
     if evidence.health != Health.WELL:
-        reason = evidence.why_killed or (
-            f"{evidence.health.value}, silent for {evidence.silent_s:.1f} s"
-        )
-        return Clue(
-            FailureClass.HANG,
-            evidence.health.value,
-            f"{reason}, {evidence.phase}" if evidence.phase else reason,
-            place=find_place(
-                _stacks(clean_lines(evidence.output)), is_newest_first=True
-            ),
-        )
+        name = evidence.health.value
+        reason = evidence.why_killed or f"{name}, silent for {evidence.silent_s:.1f} s"
+        reason = f"{reason}, {evidence.phase}" if evidence.phase else reason
+        place = _stack_place(clean_lines(evidence.output))
+        return Clue(FailureClass.HANG, name, reason, place=place)
     if evidence.why_killed:
         return Clue(FailureClass.KILLED, "by-agent", evidence.why_killed, False, True)
     if evidence.slow and evidence.exit_code is None and evidence.error is None:
@@ -192,24 +133,25 @@ def _ended(evidence: Evidence) -> Clue:
         return by_code
     lines = clean_lines(evidence.output)
     raised, said = _read(evidence, lines)
-    own = None if raised is None or raised.is_echo else raised
+    own, told = _own(raised), _own(said)
     if evidence.error is None and signal_of(evidence.exit_code):
         return _signalled(by_code, own, said, lines)
-    if own is not None:
+    if own:
         return own
     # What a service refuses does not cut off ranks from each other.
-    is_apart = raised is not None and said is not None and said.failure_class in _APART
-    if said is not None and not said.is_echo and not is_apart:
-        return said._replace(place=raised.place if raised else "")
+    if told and not (raised and told.failure_class in _CLASSES["apart"]):
+        return told._replace(place=raised.place if raised else "")
     if by_code.failure_class == FailureClass.PROGRAM:
         return by_code
     launched = _of_launcher(lines, said or raised)
-    if launched is not None and not launched.is_echo:
-        return launched
-    if raised is None and _is_usage(lines):
-        reason = next(line for line in reversed(lines) if _REFUSED in line)
-        return Clue(FailureClass.PROGRAM, "usage", reason, False)
-    return raised or said or launched or by_code
+    refused = [line for line in lines if ": error: " in line]
+    if raised is None and refused and any("usage: " in line for line in lines):
+        return Clue(FailureClass.PROGRAM, "usage", refused[-1], False)
+    return _own(launched) or raised or said or launched or by_code
+
+
+def _own(clue: Clue | None) -> Clue | None:
+    return None if clue is None or clue.is_echo else clue
 
 
 def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue | None]:
@@ -223,32 +165,32 @@ def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue |
         clues, at = [clue_of_error(evidence.error)], len(lines)
     raised = _first_of(clues)
     used = frozenset[int]().union(*(one.lines for one in found))
-    said = _said(lines, since, len(lines), used)
-    if raised is None and (said is None or said.is_echo):
-        loose = [one for one in map(_LOOSE.search, telling_lines(lines[since:])) if one]
-        clues = [clue_of_error(ErrorRecord(*one.groups())) for one in loose[:_MOST_ERRORS]]
-        return _first_of(clues), said
-    if raised is None or raised.is_echo:
+    rest = [n for n in range(since, len(lines)) if n not in used]
+    said = _said([lines[n] for n in rest])
+    if raised is None and _own(said) is None:
+        loose = filter(None, map(_LOOSE.search, telling_lines(lines[since:])))
+        records = [ErrorRecord(*one.groups()) for one in loose][:_MOST_ERRORS]
+        return _first_of([clue_of_error(one) for one in records]), said
+    if _own(raised) is None or raised is None:
         return raised, said
-    before = _said(lines, since, at, used)
     # What was first counts; and it takes proof to stop a job.
-    if before and not before.is_echo and before.failure_class in _OF_MACHINES:
+    before = _own(_said([lines[n] for n in rest if n < at]))
+    if before and before.failure_class in _CLASSES["of_machines"]:
         return before._replace(place=raised.place), said
-    if raised.failure_class == FailureClass.UNKNOWN and said and not said.is_echo:
-        return said._replace(place=raised.place), said
+    if raised.failure_class == FailureClass.UNKNOWN and (told := _own(said)):
+        return told._replace(place=raised.place), said
     return raised, said
 
 
-def _said(
-    lines: Sequence[str], start: int, end: int, used: frozenset[int]
-) -> Clue | None:
-    told = [lines[at] for at in range(start, end) if at not in used]
-    said = find_sign(telling_lines(told), signs("sign"))
-    if said is not None and not said.is_echo:
+def _said(lines: Sequence[str]) -> Clue | None:
+    """Returns what lines say that are no exception; warnings only where nothing else does."""
+    said = find_sign(telling_lines(lines), "sign")
+    weak = (
+        None if _own(said) else find_sign(telling_lines(lines, warnings=True), "sign")
+    )
+    if weak is None or weak.is_echo or weak.failure_class == FailureClass.PROGRAM:
         return said
-    weak = find_sign(telling_lines(told, warnings=True), signs("sign"))
-    is_weak = weak is None or weak.is_echo or weak.failure_class == FailureClass.PROGRAM
-    return said if is_weak else weak
+    return weak
 
 
 def _first_of(clues: Sequence[Clue]) -> Clue | None:
@@ -270,23 +212,17 @@ def _signalled(
     if by_code.failure_class == FailureClass.KILLED:
         # Whoever is killed had no time to write why, but others have; and a launcher
         # ends with SIGTERM those that are left when one has failed.
-        if own is not None and (
-            own_kind in _OF_KILLERS
-            or (by_code.is_echo and own_kind != FailureClass.UNKNOWN)
-        ):
+        is_known = by_code.is_echo and own_kind != FailureClass.UNKNOWN
+        if own and (is_known or own_kind in _CLASSES["of_killers"]):
             return own
-        if said is not None and (
-            kind in _OF_KILLERS or said.failure_class == FailureClass.HANG
-        ):
-            return said
-        return by_code
-    place = find_place(_stacks(lines), is_newest_first=True)
+        is_hang = said is not None and said.failure_class == FailureClass.HANG
+        is_told = is_hang or kind in _CLASSES["of_killers"]
+        return said if said and is_told else by_code
     is_abort = by_code.cause == "abort"
-    if own is not None and (is_abort or own_kind in _BEFORE_CRASHES):
+    if own and (is_abort or own_kind in _CLASSES["of_crashes"]):
         return own
-    if said is not None and (is_abort or kind in _BEFORE_CRASHES):
-        return said._replace(place=place)
-    return by_code._replace(place=place)
+    is_told = is_abort or kind in _CLASSES["of_crashes"]
+    return (said if said and is_told else by_code)._replace(place=_stack_place(lines))
 
 
 def _of_launcher(lines: Sequence[str], said: Clue | None) -> Clue | None:
@@ -295,19 +231,13 @@ def _of_launcher(lines: Sequence[str], said: Clue | None) -> Clue | None:
     if clue is None or (clue.cause == "abort" and said is not None):
         # Libraries abort a process whose collective has failed.
         return None
-    stacks = _stacks(lines) if clue.failure_class == FailureClass.CRASH else ""
-    return clue._replace(place=clue.place or find_place(stacks, is_newest_first=True))
+    is_crash = clue.failure_class == FailureClass.CRASH
+    return clue._replace(place=_stack_place(lines)) if is_crash else clue
 
 
-def _stacks(lines: Sequence[str]) -> str:
-    """Returns what `faulthandler` wrote about the thread that failed."""
+def _stack_place(lines: Sequence[str]) -> str:
+    """Returns where `faulthandler` says that the thread was that failed."""
     for at, line in enumerate(lines):
         if line.startswith(("Current thread", "Thread 0x")) and "most recent" in line:
-            return "\n".join(lines[at : at + 100])
+            return find_place("\n".join(lines[at : at + 100]), is_newest_first=True)
     return ""
-
-
-def _is_usage(lines: Sequence[str]) -> bool:
-    return any("usage: " in line for line in lines) and any(
-        _REFUSED in line for line in lines
-    )

@@ -5,13 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import (
-    Clue,
-    clean_lines,
-    find_sign,
-    shortened,
-    signs,
-)
+from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
 from drivetrain_health.failures._failure_class import FailureClass
 from drivetrain_health.failures._tracebacks import find_place, headlines
 
@@ -44,9 +38,7 @@ def clue_of_error(error: ErrorRecord) -> Clue:
     """
     first, _, _ = error.message.partition("\n")
     said = shortened(f"{error.type}: {first}".rstrip(": "))
-    known = _known(error)
-    if known is None:
-        known = Clue(FailureClass.UNKNOWN, "", "")
+    known = _known(error) or Clue(FailureClass.UNKNOWN, "", "")
     name = _WORDS.sub("-", error.type.rpartition(".")[2]).strip("-").lower()
     return known._replace(
         cause=known.cause or name[:_MOST_CAUSE] or "error",
@@ -58,20 +50,20 @@ def clue_of_error(error: ErrorRecord) -> Clue:
 def _known(error: ErrorRecord) -> Clue | None:
     # A program may raise an error because of another one: that is the cause.
     lines = [line for text in headlines(error) for line in clean_lines(text)]
-    known = find_sign(lines, signs("sign"))
+    known = find_sign(lines, "sign")
     if known is not None and not known.is_echo:
         return known
-    more = find_sign(clean_lines(error.message)[1:], signs("sign"))
+    more = find_sign(clean_lines(error.message)[1:], "sign")
     if more is not None and not more.is_echo:
         return more
     types = [error.type]
     if _DIRECT in error.traceback and _HANDLED not in error.traceback:
         types += [line.partition(":")[0] for line in lines]
-    by_type = find_sign(types, signs("type"))
+    by_type = find_sign(types, "type")
     by_type = None if by_type is None else by_type._replace(reason="")
     if by_type is not None and by_type.failure_class == FailureClass.PROGRAM:
         return by_type
-    own = None if by_type else find_sign(lines, signs("program"))
-    frame = find_sign(clean_lines(error.traceback)[-_INNERMOST:], signs("frame"))
+    own = None if by_type else find_sign(lines, "program")
+    frame = find_sign(clean_lines(error.traceback)[-_INNERMOST:], "frame")
     by_frame = None if frame is None else frame._replace(reason="")
     return own or by_frame or known or by_type

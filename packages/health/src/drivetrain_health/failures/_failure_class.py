@@ -11,39 +11,39 @@ class FailureClass(StrEnum):
         <FailureClass.GPU_HARDWARE: 'gpu-hardware'>
     """
 
+    #: A GPU: lost, with memory that cannot be corrected, or in need of a reset.
     GPU_HARDWARE = "gpu-hardware"
-    """A GPU: lost, with memory that cannot be corrected, or in need of a reset."""
+    #: Another part of a node: its memory, a processor, PCIe, a disk.
     NODE_HARDWARE = "node-hardware"
-    """Another part of a node: its memory, a processor, PCIe, a disk."""
+    #: A node of which nothing is heard: power, a kernel panic, a network cut in two.
     NODE_LOST = "node-lost"
-    """A node of which nothing is heard: power, a kernel panic, a network cut in two."""
+    #: What lies between a program and its device: a driver that is missing or does not fit.
     DRIVER = "driver"
-    """What lies between a program and its device: a driver that is missing or does not fit."""
+    #: What connects ranks: NVLink, InfiniBand, Ethernet, and collectives that fail.
     INTERCONNECT = "interconnect"
-    """What connects ranks: NVLink, InfiniBand, Ethernet, and collectives that fail."""
+    #: Ranks that did not find each other: a port in use, a store that does not answer.
     RENDEZVOUS = "rendezvous"
-    """Ranks that did not find each other: a port in use, a store that does not answer."""
+    #: Memory of the host or of a GPU that is used up.
     OUT_OF_MEMORY = "out-of-memory"
-    """Memory of the host or of a GPU that is used up."""
+    #: A disk that is full or fails, a stale handle, a file system that does not answer.
     STORAGE = "storage"
-    """A disk that is full or fails, a stale handle, a file system that does not answer."""
+    #: A store or service elsewhere that refuses, or does not answer.
     SERVICE = "service"
-    """A store or service elsewhere that refuses, or does not answer."""
+    #: What gives out machines has taken one away: preemption, a limit of time.
     SCHEDULER = "scheduler"
-    """What gives out machines has taken one away: preemption, a limit of time."""
+    #: Data that cannot be read as what it is: a file that is cut off, a checksum.
     DATA = "data"
-    """Data that cannot be read as what it is: a file that is cut off, a checksum."""
+    #: An error of the user's program, which comes again wherever it runs.
     PROGRAM = "program"
-    """An error of the user's program, which comes again wherever it runs."""
+    #: A process that a signal of its own making has ended, as a segmentation fault.
     CRASH = "crash"
-    """A process that a signal of its own making has ended, as a segmentation fault."""
+    #: A process that somebody else has ended.
     KILLED = "killed"
-    """A process that somebody else has ended."""
+    #: A process that lives and does nothing any more.
     HANG = "hang"
-    """A process that lives and does nothing any more."""
+    #: Numbers that are silently wrong.
     CORRUPTION = "corruption"
-    """Numbers that are silently wrong."""
+    #: A node that is slower than the others, which wait for it.
     STRAGGLER = "straggler"
-    """A node that is slower than the others, which wait for it."""
+    #: A failure that nothing explains.
     UNKNOWN = "unknown"
-    """A failure that nothing explains."""

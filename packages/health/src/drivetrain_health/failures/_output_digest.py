@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import deque
 
-from drivetrain_health.failures._clue import signs
+from drivetrain_health.failures._clue import RULES, signs
 
 _TRACEBACK = b"Traceback (most recent call last)"
-_WORDS = (
-    rb"error|exception|traceback|fail|fatal|kill|signal|abort|oom|memory|tim(?:ed|er) ?|"
-    rb"time.?out|refused|reset|broken|unreach|denied|corrupt|no space|stale|lost|evict|"
-    rb"preempt|cancel|warn|invalid|unavailable|terminat|fault|cannot|unable|could ?n.?t|"
-    rb"closed|mismatch|usage:|not "
-)
+_WORDS = RULES["telling"].encode()
 _PROGRESS = re.compile(
     rb"\b(?:step|epoch|iter\w*|batch|it)\b\W{1,3}\d|\d/\d+ \[", re.IGNORECASE
 )
@@ -22,6 +16,7 @@ _PROGRESS = re.compile(
 # that it was survived.
 _FOLLOWING, _STEPS = 150, 20
 _MOST_LINE = 4_000
+_TABLES = ("sign", "certain", "explaining", "out_of_memory")
 
 
 class OutputDigest:
@@ -44,13 +39,10 @@ class OutputDigest:
     """
 
     def __init__(self, *, end_bytes: int = 1 << 16, most_bytes: int = 1 << 18) -> None:
-        self._end_bytes, self._half = end_bytes, most_bytes // 2
+        self._end_bytes, self._most_bytes = end_bytes, most_bytes
         self._end = b""
-        self._first: list[bytes] = []
-        self._later: deque[bytes] = deque()
-        self._room = [self._half, self._half]
-        self._num_left_out = 0
-        self._following = self._steps = 0
+        self._kept: list[bytes] = []
+        self._size = self._num_left_out = self._following = self._steps = 0
 
     def write(self, data: bytes) -> None:
         """Takes the next bytes of it."""
@@ -61,36 +53,36 @@ class OutputDigest:
         cut = self._end.rfind(b"\n", 0, most) + 1 or most
         old, self._end = self._end[:cut], self._end[cut:]
         for line in old.replace(b"\r", b"\n").splitlines():
-            self._take(line[:_MOST_LINE])
+            if self._is_kept(line[:_MOST_LINE]):
+                self._kept.append(line[:_MOST_LINE])
+                self._size += len(self._kept[-1])
+        while self._size > self._most_bytes:
+            # The first quarter stays what it is.
+            first = len(self._kept) // 4
+            gone = self._kept[first : 2 * first + 1]
+            del self._kept[first : 2 * first + 1]
+            self._size -= sum(map(len, gone))
+            self._num_left_out += len(gone)
 
-    def _take(self, line: bytes) -> None:
+    def _is_kept(self, line: bytes) -> bool:
         if _telling().search(line):
             self._steps = _STEPS
-            if _TRACEBACK in line:
-                self._following = _FOLLOWING
+            self._following = max(self._following, _FOLLOWING * (_TRACEBACK in line))
         elif self._following:
             self._following -= 1
         elif self._steps and _PROGRESS.search(line):
             self._steps -= 1
         else:
-            return
-        if self._room[0] > 0:
-            self._first.append(line)
-            self._room[0] -= len(line) + 1
-            return
-        self._later.append(line)
-        self._room[1] -= len(line) + 1
-        while self._room[1] < 0:
-            self._room[1] += len(self._later.popleft()) + 1
-            self._num_left_out += 1
+            return False
+        return True
 
     def data(self) -> bytes:
         """Returns what is kept."""
-        said = f"[{self._num_left_out} lines were left out here]".encode()
+        first = len(self._kept) // 3
+        said = b"[%d lines were left out here]" % self._num_left_out
         gap = [said] if self._num_left_out else []
-        return b"".join(b"%s\n" % one for one in (*self._first, *gap, *self._later)) + (
-            self._end
-        )
+        lines = [*self._kept[:first], *gap, *self._kept[first:]]
+        return b"".join(b"%s\n" % one for one in lines) + self._end
 
     def text(self) -> str:
         """Returns what is kept, as text."""
@@ -101,6 +93,7 @@ class OutputDigest:
 def _telling() -> re.Pattern[bytes]:
     """Returns what finds the lines that any sign may be found in, a user's own too."""
     words = re.compile(_WORDS, re.IGNORECASE)
-    others = [one for one in signs("sign") if not words.search(one.example.encode())]
-    patterns = [one.pattern.pattern.encode() for one in others]
-    return re.compile(b"|".join([_WORDS, *patterns]), re.IGNORECASE)
+    every = [one for table in _TABLES for one in signs(table)]
+    others = [one for one in every if not words.search(one.example.encode())]
+    patterns = {one.pattern.pattern.encode() for one in others}
+    return re.compile(b"|".join([_WORDS, *patterns, b"xid"]), re.IGNORECASE)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Action(StrEnum):
     """What is done about a failure."""
 
+    #: Processes live on, and make a new world of those that are left.
     RESTART_IN_PLACE = "restart-in-place"
-    """Processes live on, and make a new world of those that are left."""
+    #: Another process takes the place of the one that failed, on the same node.
     RESTART_PROCESS = "restart-process"
-    """Another process takes the place of the one that failed, on the same node."""
+    #: The node is left out, and another one takes its place.
     REPLACE_NODE = "replace-node"
-    """The node is left out, and another one takes its place."""
+    #: All end, and a person has to look.
     STOP_JOB = "stop-job"
-    """All end, and a person has to look."""
 
 
 class Ladder(NamedTuple):
@@ -56,10 +56,10 @@ class Ladder(NamedTuple):
 
 _ROWS = tomllib.loads(files(__package__).joinpath("ladders.toml").read_text())
 
+#: How often each action is tried, by class or, where there is one, by cause.
 LADDERS: Mapping[str, Ladder] = MappingProxyType(
     {name: Ladder(*row) for name, row in _ROWS.items()}
 )
-"""How often each action is tried, by class or, where there is one, by cause."""
 
 # The same crash, or unknown error, on several nodes at the same place of the program is
 # the program's.
@@ -129,21 +129,18 @@ class ResponseConfig:
 
     def __post_init__(self) -> None:
         """Checks the numbers."""
-        if math.isnan(self.window_s) or self.window_s <= 0:
-            message = f"window_s must be more than 0 seconds, got {self.window_s}"
-            raise ProgramError(message)
-        if not 0 <= self.same_place_apart_s < math.inf:
-            message = (
-                "same_place_apart_s must be a number of seconds from 0, got "
-                f"{self.same_place_apart_s}"
-            )
-            raise ProgramError(message)
-        if self.same_place_nodes < 2 or self.blameless < 0:
-            message = (
-                "same_place_nodes must be at least 2 and blameless at least 0, got "
-                f"{self.same_place_nodes} and {self.blameless}"
-            )
-            raise ProgramError(message)
+        apart_s, nodes = self.same_place_apart_s, self.same_place_nodes
+        for is_right, rule in (
+            (self.window_s > 0, f"window_s must be more than 0 seconds, got {self.window_s}"),
+            (0 <= apart_s < math.inf,
+             f"same_place_apart_s must be a number of seconds from 0, got {apart_s}"),
+            (nodes >= 2,
+             f"same_place_nodes must be at least 2, got {nodes}"),
+            (self.blameless >= 0,
+             f"blameless must be at least 0, got {self.blameless}"),
+        ):  # fmt: skip
+            if not is_right:
+                raise ProgramError(rule)
         if missing := [one.value for one in FailureClass if one not in self.ladders]:
             message = (
                 f"each class needs a ladder, there is none for {', '.join(missing)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain_health.failures._evidence import ErrorRecord
@@ -80,7 +81,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
         if at in used or not (is_headed or _CUT_OFF.match(line)):
             continue
         own = dict(_own_lines(lines, at))
-        end = next((n for n, text in own.items() if n > at and _ends(text)), None)
+        end = next((n for n, text in own.items() if n > at and _LAST.match(text)), None)
         if end is None or not (is_headed or _NAMES.search(own[end])):
             continue
         rest = [text for n, text in own.items() if n > end][:_MOST_MESSAGE]
@@ -92,7 +93,9 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
         if chain := next((t for t in rest[:3] if t.startswith(_CHAINS)), ""):
             causes[prefix] = f"{text}\n{chain}"
             continue
-        message = "\n".join([message, *_continued(rest)])
+        # What a logger or another rank writes behind it begins with a bracket.
+        more = takewhile(lambda text: text.strip() and text[0] != "[", rest)
+        message = "\n".join([message, *more])
         is_summary = _SUMMARIES.search(name) or _SUMMED_UP in message
         if is_summary or any(map(_SURVIVED.search, lines[max(0, at - 3) : at])):
             name = ""
@@ -131,18 +134,6 @@ def _own_lines(lines: Sequence[str], at: int) -> Iterator[tuple[int, str]]:
 def _prefix(text: str) -> re.Pattern[str]:
     """Returns what finds a prefix again, at any time of the day."""
     return re.compile(_CLOCK.pattern.join(map(re.escape, _CLOCK.split(text))))
-
-
-def _ends(text: str) -> bool:
-    return bool(text) and not text[0].isspace() and _LAST.match(text) is not None
-
-
-def _continued(rest: Sequence[str]) -> Iterator[str]:
-    """Yields the further lines of a message: a logger's, or a rank's, begin with a bracket."""
-    for text in rest:
-        if not text.strip() or text.startswith("["):
-            return
-        yield text
 
 
 def headlines(error: ErrorRecord) -> Iterator[str]:

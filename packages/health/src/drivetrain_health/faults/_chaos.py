@@ -47,8 +47,8 @@ def _slow(target: Any, strike: Strike) -> AbstractContextManager[None]:
 
 
 _ACTS: dict[str, Act] = {"kill": _kill, "slow": _slow, "stop": _stop}
+#: Of faults that a `Chaos` makes by itself.
 KINDS = tuple(sorted(_ACTS))
-"""Of faults that a `Chaos` makes by itself."""
 
 
 class Happening(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from functools import partial
 from typing import TYPE_CHECKING
 
 from drivetrain_health.failures import OutputDigest
@@ -42,37 +43,9 @@ def read_output(path: str | Path, *, max_bytes: int = 1 << 31) -> str:
         digest.write(b"[%d bytes before this were not read]\n" % at)
     with open(path, "rb") as file:  # noqa: PTH123
         file.seek(at)
-        while at < size and (data := file.read(min(_CHUNK_BYTES, size - at))):
+        for data in iter(partial(file.read, _CHUNK_BYTES), b""):
             digest.write(data)
-            at += len(data)
     return _decoded(digest.data(), 0)
-
-
-def read_output_tail(path: str | Path, *, max_bytes: int = 1 << 16) -> str:
-    r"""Returns the end of a file as text, beginning with a line.
-
-    A file of any size takes no more memory than its end. What is not UTF-8 is replaced,
-    UTF-16 is known by its zeros. What is not there, not readable or not a file is empty.
-
-    Args:
-        path: The file.
-        max_bytes: How much of it is read at most.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     _ = file.write(b"first line" + b"\nsecond\nthird")
-        ...     file.flush()
-        ...     read_output_tail(file.name, max_bytes=15)
-        'second\nthird'
-    """
-    data, start = read_end(path, max_bytes)
-    text = _decoded(data, start)
-    if start:
-        # It begins within a line, unless that is all there is.
-        _, newline, rest = text.partition("\n")
-        return rest if newline and rest else text
-    return text
 
 
 def read_end(path: str | Path, max_bytes: int) -> tuple[bytes, int]:
