@@ -57,7 +57,7 @@ class FrozenPart(OnePass):
 
 class UnfrozenLater(FrozenPart):
     def before(self, done):
-        if done == 2:
+        if done == 1:
             self.model[0].requires_grad_(True)
 
 
@@ -250,6 +250,26 @@ class HookOfAParameter(OnePass):
         model = layers()
         model[0].weight.register_hook(lambda gradient: gradient * 0.5)
         return model
+
+
+class HookThatClips(OnePass):
+    says_from = 2
+    says = "a hook of '0.weight' changes its gradient by more than a factor"
+
+    def make(self):
+        model = layers()
+        model[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        return model
+
+
+class HookThatMasksInPlace(OnePass):
+    def make(self):
+        model = layers()
+        model[0].weight.register_hook(self.mask)
+        return model
+
+    def mask(self, gradient):
+        gradient[1] = 0
 
 
 class Schedule(OnePass):

@@ -21,14 +21,18 @@ class OnePass:
     Attributes:
         says: Words of the refusal, if the program is refused.
         says_alone: The same on a rank that no other one can join.
+        says_from: On how many ranks.
         steps_itself: Whether `update` steps the optimizers.
+        batch: How many samples a step has.
         num_micro_batches: Of the loop.
         most_apart: How far the two loops may be from each other at the end.
         only_alone: Whether it is not tried on ranks of a job.
     """
 
     says = says_alone = ""
+    says_from = 1
     steps_itself = False
+    batch = BATCH
     num_micro_batches = 1
     most_apart = 1e-9
     only_alone = False
@@ -53,11 +57,27 @@ class OnePass:
     def part(self, x, rows, k, weight):
         (self.loss(x, rows, k) * weight).backward()
 
+    @classmethod
+    def refusal(cls, num_ranks):
+        """Returns words of the refusal on so many ranks; 0 for one that is alone."""
+        if not num_ranks:
+            return cls.says_alone
+        return cls.says if num_ranks >= cls.says_from else ""
+
     def update(self, k):
         """Is called once the parts are done."""
 
     def parameters(self):
         return list(self.model.parameters())
+
+
+class FewSamples(OnePass):
+    """Fewer than there are ranks."""
+
+    batch = 2
+
+    def update(self, k):
+        nn.utils.clip_grad_norm_(self.parameters(), 0.1)
 
 
 class SeveralParts(OnePass):
@@ -217,6 +237,10 @@ class ScaledLoss(OnePass):
         nn.utils.clip_grad_norm_(self.parameters(), 0.1)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+
+
+class ScaledLossOfFewSamples(ScaledLoss):
+    batch = 2
 
 
 class ScaledLossOfOneLine(ScaledLoss):

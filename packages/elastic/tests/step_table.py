@@ -25,12 +25,12 @@ import step_programs
 import torch
 import torch._dynamo  # The first step of an optimizer loads it.
 import torch.distributed as dist
-from step_programs import BATCH, NUM_STEPS, OnePass
+from step_programs import NUM_STEPS, OnePass
 
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._membership._connection import Connection
-from drivetrain_elastic._training import _gradient_reducer
+from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_elastic.testing import ScriptedWorlds
 
 PROGRAMS = {
@@ -49,7 +49,7 @@ def make(name):
     """Returns a program as each process has it at first, and its data."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    data = torch.rand(NUM_STEPS * BATCH, 4)
+    data = torch.rand(NUM_STEPS * PROGRAMS[name].batch, 4)
     return PROGRAMS[name](), data
 
 
@@ -62,7 +62,7 @@ def train_plainly(name):
         program.before(k)
         for one in program.parameters():
             one.grad = None
-        rows = list(range(k * BATCH, (k + 1) * BATCH))
+        rows = list(range(len(data)))[k * program.batch :][: program.batch]
         with suppress(LookupError):
             program.part(data[rows], rows, k, 1.0)
         program.update(k)
@@ -83,12 +83,14 @@ def train_elastically(name, connection, *, dies=None, breaks=False):
         breaks: Whether the loop is left after each step, and entered again.
     """
     # So that even small models have several, which travel during backward.
-    _gradient_reducer._BUCKET_BYTES = 100
+    GradientReducer.__init__.__kwdefaults__["bucket_bytes"] = 100
     program, data = make(name)
     loop = ElasticLoop(
         program.model,
         program.optimizer,
-        schedule=Schedule(num_samples=len(data), global_batch=BATCH, shuffle=False),
+        schedule=Schedule(
+            num_samples=len(data), global_batch=program.batch, shuffle=False
+        ),
         num_steps=NUM_STEPS,
         num_micro_batches=program.num_micro_batches,
         state=program.state,
@@ -101,11 +103,14 @@ def train_elastically(name, connection, *, dies=None, breaks=False):
             k = step.number - 1
             program.before(loop.step)
             with suppress(LookupError), step:
+                part = None
                 for part in step.parts():
                     x = data[part.indices]
                     program.part(x, part.indices, k, part.weight)
                     if dies is not None:
                         dies(step, "part")
+                if dies is not None and part is None:
+                    dies(step, "part")
                 program.update(k)
                 if dies is not None:
                     dies(step, "update")
@@ -146,7 +151,7 @@ class Case:
     def _run(self):
         program = PROGRAMS[self._name]
         is_alone = not self._num_ranks
-        wanted_words = program.says_alone if is_alone else program.says
+        wanted_words = program.refusal(self._num_ranks)
         if not wanted_words:
             self._fork("plain", self._plain)
         if is_alone:

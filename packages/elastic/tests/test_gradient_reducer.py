@@ -382,3 +382,28 @@ def test_clipping_between_two_passes_is_refused():
     backward(layer)
     with pytest.raises(ProgramError, match="changed before they were sums"):
         reducer.finish(group)
+
+
+def second_pass_on_one_rank():
+    """Rank 1 has a second pass in its last part, and rank 0 has no part at all."""
+    dist.init_process_group("gloo")
+    body, _ = model()
+    wanted = [one for one in body.parameters() if one.requires_grad]
+    reducer = GradientReducer(wanted, bucket_bytes=1)
+    reducer.begin()
+    if dist.get_rank() == 1:
+        reducer.send_with(dist.group.WORLD)
+        for _ in range(2):
+            body(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    reducer.finish(dist.group.WORLD)
+    dist.destroy_process_group()
+    return reducer.sums
+
+
+def test_bucket_is_sent_again_by_ranks_that_did_not_change_it():
+    body, _ = model()
+    for _ in range(2):
+        body(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    wanted = [one.grad for one in body.parameters() if one.requires_grad]
+    for sums in run_ranks(second_pass_on_one_rank, 2, process_group=False):
+        assert all(map(torch.allclose, sums, wanted))

@@ -2,6 +2,7 @@
 
 A row has what argparse's `add_argument` takes, and besides: `names`; `kind`, for its type;
 `variable`, of the environment, with the default.
+Above the rows there may be a `description` of the command.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _KINDS: dict[str, Any] = {
     "positive": integer(1),
     "count": integer(0),
+    "number": number(),
     "address": address,
     "addresses": addresses,
     "seconds": number(0.0, can_be_inf=True),
@@ -36,8 +38,9 @@ def add_options(parser: argparse.ArgumentParser, file: str, **kinds: Any) -> Non
         file: Its name.
         **kinds: Types that only this command has.
     """
-    rows = tomllib.loads(files(__package__).joinpath(file).read_text("utf-8"))
-    for row in rows["option"]:
+    table = tomllib.loads(files(__package__).joinpath(file).read_text("utf-8"))
+    parser.description = table.get("description", parser.description)
+    for row in table["option"]:
         if "kind" in row:
             row["type"] = {**_KINDS, **kinds}[row.pop("kind")]
         if "variable" in row:

@@ -50,7 +50,13 @@ def agree(training: Training, world: World, *, begin: Callable[[], None]) -> str
     else:
         progress = [
             Progress(
-                step, reduced, bool(is_new), node, rank % assignment.unit, epoch, bool(spent)
+                step,
+                reduced,
+                bool(is_new),
+                node,
+                rank % assignment.unit,
+                epoch,
+                bool(spent),
             )
             for rank, ((step, reduced, is_new, epoch, spent), node) in enumerate(
                 zip(rows, assignment.nodes, strict=True)

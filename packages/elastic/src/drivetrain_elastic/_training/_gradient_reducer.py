@@ -250,8 +250,10 @@ class GradientReducer:
                 raise self._failed
             self._require_untouched()
             self._fill(grads)
-            for bucket in self._buckets[self._num_sent :]:
-                self._start(bucket.buffer)
+            # Copies of these too: another rank may have to send one of them again.
+            for bucket in self._buckets[self._num_sent : -1]:
+                self._start(bucket.start())
+            self._start(self._buckets[-1].buffer)
             self._wait()
             flags = self._buckets[-1].flags.tolist()
             self.has_news, self.has_wish = flags[0] > 0, flags[1] > 0

@@ -312,6 +312,8 @@ class ElasticLoop:
             num_micro_batches=self._num_micro_batches,
             even=size > 1,
         )
+        if assignment.num_copies * size * self._num_micro_batches > 1:
+            self._training.require_linear_hooks()
         for at, (indices, weight) in enumerate(parts):
             reducer.part = at
             if at == len(parts) - 1:

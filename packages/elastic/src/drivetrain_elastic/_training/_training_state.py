@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.amp import GradScaler
@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from drivetrain_elastic._data._schedule import Block, Position
 from drivetrain_elastic._training._batch_scaling import ScaledRate
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
+from drivetrain_elastic._training._parameter_hooks import is_linear
 from drivetrain_elastic._training._refusals import refuse
 from drivetrain_elastic._training._script_updates import as_optimizers
 from drivetrain_elastic._training._state_transfer import (
@@ -76,6 +77,8 @@ class Training:
         self.is_torn = False
         self.epoch = 0
         self.is_spent = False
+        # Hooks of parameters that need not be looked at again.
+        self._linear: set[object] = set()
         self.optimizers = as_optimizers(optimizer)
         _require_shapes(model)
         self._of_model = list(model.parameters())
@@ -85,6 +88,10 @@ class Training:
             self._own[f"optimizer.{at}"] = one
         self._others = others
         self._num_at_first = self._num_optimized()
+        for one in others.values():
+            if isinstance(one, GradScaler):
+                # A rank without samples scales no loss, and is to look at sums all the same.
+                one.scale(torch.zeros((), device=self.reducer.device))
         self._schedule = schedule
         self._rate = ScaledRate(scaling)
         # Of the step in flight.
@@ -210,11 +217,31 @@ class Training:
         """
         if self._num_optimized() != self._num_at_first:
             refuse("given_later")
-        held = [one for optimizer in self.optimizers for one in vars(optimizer).values()]
+        held = [
+            one for optimizer in self.optimizers for one in vars(optimizer).values()
+        ]
         has_scaler |= any(isinstance(one, GradScaler) for one in held)
         others = self._others.values()
         if has_scaler and not any(isinstance(one, GradScaler) for one in others):
             refuse("scaler")
+
+    def require_linear_hooks(self) -> None:
+        """Refuses hooks that would see a part of the batch alone, where it has parts.
+
+        Raises:
+            ProgramError: There is one.
+        """
+        for one in self.reducer.parameters:
+            for hook in (one._backward_hooks or {}).values():
+                if hook in self._linear:
+                    continue
+                if not is_linear(hook, one):
+                    named = cast(
+                        "torch.nn.Module", self._own["model"]
+                    ).named_parameters()
+                    name = next((name for name, other in named if other is one), "")
+                    refuse("hook", name=name)
+                self._linear.add(hook)
 
     def require_covered(self) -> None:
         """Refuses a step in which gradients were made that are not summed.
