@@ -9,7 +9,6 @@ import sys
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain_core._command_line.option_values import integer, number
@@ -176,7 +175,12 @@ def run_command(
         >>> run_command("program", lambda _: 0, Namespace())
         0
     """
-    _open_closed_streams()
+    # Where a daemon was started without them, each gets the lowest number that is free, which
+    # is its own: no file is taken for the output then, here and in processes that are started.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: PTH123, SIM115
+            os.set_inheritable(getattr(sys, name).fileno(), True)
     try:
         status = run(arguments)
         sys.stdout.flush()
@@ -194,19 +198,6 @@ def run_command(
         sys.stderr.write(f"{program}: interrupted\n")
         return 130
     return status
-
-
-def _open_closed_streams() -> None:
-    """Opens nothing where a daemon was started without standard streams.
-
-    Each gets the lowest number that is free, which is its own: no file, and no socket, is
-    taken for the output then, here and in processes that are started.
-    """
-    for name in ("stdin", "stdout", "stderr"):
-        if getattr(sys, name) is None:
-            stream = Path(os.devnull).open("r+")  # noqa: SIM115
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
 
 
 @contextmanager

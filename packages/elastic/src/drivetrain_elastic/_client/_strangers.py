@@ -5,31 +5,24 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
-from dataclasses import dataclass
+from collections import Counter
 from typing import Any
 
-_MOST = 512
-_PROOF_S = 10.0
-_LOOK_S = 1.0
+_MOST_SILENT, _MOST_WAITING, _MOST_INSIDE = 1024, 1024, 128
+_PROOF_S, _LEAST_S, _LOOK_S = 10.0, 0.5, 0.1
 # A client with another token may ask several things, and reads why they are refused.
-_MOST_REFUSALS, _GOODBYE_S = 100, 0.5
-
-
-@dataclass(slots=True)
-class _Stranger:
-    transport: Any
-    since_s: float
-    num_refused: int = 0
+_MOST_REFUSALS = 32
 
 
 class Strangers:
     """Bounds connections, in number and in time, until they are trusted; of one event loop.
 
-    When there are too many, the oldest makes room for a new one: who connects and says
-    nothing keeps nobody out.
+    Of those that say nothing the oldest makes room for a new one. Those that have spoken
+    come in one after the other, so that all nodes of a job may come at once; where some
+    have to wait, those who are in and show nothing go sooner.
 
     Args:
-        most: How many there may be; fewer where few files may be open.
+        most: How many may be silent; fewer where few files may be open.
         within_s: How long each of them has.
 
     Example:
@@ -46,21 +39,27 @@ class Strangers:
         is closed
     """
 
-    def __init__(self, most: int = _MOST, within_s: float = _PROOF_S) -> None:
-        # Each has up to three files, and those who are trusted need some.
+    def __init__(self, most: int = _MOST_SILENT, within_s: float = _PROOF_S) -> None:
+        # One that is in has three files, and those who are trusted need some.
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = max(1, min(most, files // 8))
+        self._most = min(most, files // 4)
+        self._room = asyncio.Semaphore(min(_MOST_INSIDE, files // 16))
         self._within_s = within_s
-        self._found: dict[str, _Stranger] = {}
+        self._num_waiting = 0
+        self._silent: dict[str, tuple[Any, float]] = {}
+        self._inside: dict[str, tuple[Any, float]] = {}
+        self._num_refused: Counter[str] = Counter()
         self._loop = asyncio.get_running_loop()
         self._look()
 
     def _look(self) -> None:
         """Drops those whose time is up, again and again."""
-        before_s = time.monotonic() - self._within_s
-        for name, one in list(self._found.items()):
-            if one.since_s < before_s:
-                self.drop(name)
+        now_s = time.monotonic()
+        inside_s = _LEAST_S if self._num_waiting else self._within_s
+        for found, most_s in ((self._silent, self._within_s), (self._inside, inside_s)):
+            for name, (_, since_s) in list(found.items()):
+                if since_s < now_s - most_s:
+                    self.drop(name)
         self._loop.call_later(min(_LOOK_S, self._within_s), self._look)
 
     def add(self, name: str, transport: Any) -> None:
@@ -70,25 +69,44 @@ class Strangers:
             name: That no other one has.
             transport: It is aborted if it is not trusted in time.
         """
-        if len(self._found) >= self._most:
-            self.drop(next(iter(self._found)))
-        self._found[name] = _Stranger(transport, time.monotonic())
+        if len(self._silent) >= self._most:
+            self.drop(next(iter(self._silent)))
+        self._silent[name] = transport, time.monotonic()
 
-    def trust(self, name: str) -> None:
-        """Forgets a connection, which stays."""
-        self._found.pop(name, None)
+    async def enter(self, name: str) -> bool:
+        """Waits until there is room for one that has spoken; returns whether it may come in."""
+        transport, _ = self._silent.pop(name, (None, 0.0))
+        if transport is None or self._num_waiting >= _MOST_WAITING:
+            return False
+        self._num_waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self._num_waiting -= 1
+        self._inside[name] = transport, time.monotonic()
+        return True
+
+    def trust(self, name: str) -> Any:
+        """Forgets a connection, which stays, and returns it; None if it is no stranger's."""
+        self._num_refused.pop(name, None)
+        if name in self._inside:
+            self._room.release()
+        found = self._inside.pop(name, None) or self._silent.pop(name, None)
+        return found and found[0]
 
     def drop(self, name: str) -> None:
         """Ends a connection, if it is a stranger's."""
-        if name in self._found:
-            self._found.pop(name).transport.abort()
+        if (transport := self.trust(name)) is not None:
+            transport.abort()
 
     def refuse(self, name: str) -> None:
-        """Notes that a stranger was refused; of one who asks on and on no more is heard."""
-        one = self._found.get(name)
-        if one is None:
-            return
-        one.num_refused += 1
-        if one.num_refused == _MOST_REFUSALS:
-            one.transport.pause_reading()
-            self._loop.call_later(_GOODBYE_S, self.drop, name)
+        """Notes that a stranger was refused something; who asks on and on is sent away."""
+        if name in self._inside:
+            self._num_refused[name] += 1
+            if self._num_refused[name] > _MOST_REFUSALS:
+                self.drop(name)
+
+    def close(self) -> None:
+        """Ends all connections of strangers."""
+        for name in [*self._silent, *self._inside]:
+            self.drop(name)

@@ -43,7 +43,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     Args:
         token: Of the job.
-        gate: Is told on which connections calls with the token come, and others.
+        gate: Is told on which connections calls with the token come.
     """
 
     def __init__(self, token: str, gate: Gate) -> None:
@@ -59,10 +59,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             handler = await continuation(details)
             if handler is None:
                 return None
-            return _telling(handler, details.method, self._gate.trust)
+            return _telling(handler, details.method, self._gate)
 
         async def refuse(_: Any, context: Any) -> Any:
-            self._gate.refuse(context.peer())
+            self._gate.hear(context.peer(), is_refused=True)
             await context.abort(*reason)
             yield  # makes this a generator, which gRPC expects here
 
@@ -70,17 +70,17 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _telling(handler: Any, path: str, heard: Callable[[str], None]) -> Any:
+def _telling(handler: Any, path: str, gate: Gate) -> Any:
     """Returns a handler that first tells on which connection its call has come."""
     method = METHODS[path.rsplit("/", 1)[-1]]
     answer = getattr(handler, method.kind)
 
     async def one(request: Any, context: Any) -> Any:
-        heard(context.peer())
+        gate.hear(context.peer(), is_refused=False)
         return await answer(request, context)
 
     async def many(request: Any, context: Any) -> Any:
-        heard(context.peer())
+        gate.hear(context.peer(), is_refused=False)
         async with contextlib.aclosing(answer(request, context)) as replies:
             async for reply in replies:
                 yield reply

@@ -29,10 +29,11 @@ class Gate:
 
     Args:
         path: Of the socket at which the server listens.
+        begins: What the first bytes of all that it understands are.
     """
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, begins: bytes) -> None:
+        self.path, self.begins = path, begins
         self.strangers = Strangers()
         self._tag, self._numbers = secrets.token_hex(4), itertools.count()
         self.ends: set[_End] = set()
@@ -58,13 +59,11 @@ class Gate:
                 waiting.listen(_BACKLOG)
         return port
 
-    def trust(self, peer: str) -> None:
-        """Notes that a call with the token has come, from what the server calls a peer."""
-        self.strangers.trust(_name_of(peer))
-
-    def refuse(self, peer: str) -> None:
-        """Notes that a call without the token has come."""
-        self.strangers.refuse(_name_of(peer))
+    def hear(self, peer: str, *, is_refused: bool) -> None:
+        """Notes that a call has come, with the token or not, from what gRPC calls a peer."""
+        if found := _NAME.search(peer):
+            note = self.strangers.refuse if is_refused else self.strangers.trust
+            note(found[0])
 
     def close(self) -> None:
         """Ends all connections."""
@@ -72,11 +71,6 @@ class Gate:
             self._server.close()
         for end in self.ends:
             end.transport.abort()
-
-
-def _name_of(peer: str) -> str:
-    found = _NAME.search(peer)
-    return found[0] if found else peer
 
 
 class _End(asyncio.Protocol):
@@ -127,16 +121,19 @@ class _Outside(_End):
 
     async def _connect(self, data: bytes) -> None:
         inside, loop = _End(), asyncio.get_running_loop()
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as plug:
-            plug.setblocking(False)
-            # A name of the kernel's own, which needs no file: the server sees it.
-            plug.bind(f"\0{self._name}")
-            plug.connect(self._gate.path)
-            own = plug.dup()
-            await loop.create_unix_connection(lambda: inside, sock=own)
-            inside.other, self.other = self, inside
-            inside.transport.write(data)
-            self.transport.resume_reading()
+        knows = data.startswith(self._gate.begins)
+        may_enter = knows and await self._gate.strangers.enter(self._name)
+        if may_enter and not self.transport.is_closing():
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as plug:
+                plug.setblocking(False)
+                # A name of the kernel's own, which needs no file: the server sees it.
+                plug.bind(f"\0{self._name}")
+                plug.connect(self._gate.path)
+                own = plug.dup()
+                await loop.create_unix_connection(lambda: inside, sock=own)
+                inside.other, self.other = self, inside
+                inside.transport.write(data)
+                self.transport.resume_reading()
         if self.other is None or self.transport.is_closing():
             self.transport.abort()
             self.connection_lost(None)

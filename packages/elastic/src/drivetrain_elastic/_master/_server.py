@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 _HANDOVER_S = 2.0
 _SOCKET = "server"
+_HTTP2, _TLS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
-    ("grpc.max_concurrent_streams", 256),
+    ("grpc.max_concurrent_streams", 100),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
@@ -60,7 +61,8 @@ async def serving(
         )
         raise ProgramError(message)
     folder = make_folder(_SOCKET)
-    gate = Gate(f"{folder}/{_SOCKET}")
+    path = f"{folder}/{_SOCKET}"
+    gate = Gate(path, _HTTP2 if credentials is None else _TLS)
     server = grpc.aio.server(
         interceptors=[AuthInterceptor(token, gate)],
         options=_OPTIONS,
@@ -80,9 +82,9 @@ async def serving(
         (grpc.method_handlers_generic_handler(SERVICE, handlers),)
     )
     if credentials is None:
-        server.add_insecure_port(f"unix:{gate.path}")
+        server.add_insecure_port(f"unix:{path}")
     else:
-        server.add_secure_port(f"unix:{gate.path}", credentials)
+        server.add_secure_port(f"unix:{path}", credentials)
     try:
         await server.start()
         await _until_free(address)

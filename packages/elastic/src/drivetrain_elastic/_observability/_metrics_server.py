@@ -109,6 +109,7 @@ class MetricsServer:
         """Ends the service."""
         if self._server is not None:
             self._server.close()
+        self._strangers.close()
 
 
 class _Collector:
