@@ -190,3 +190,28 @@ def test_exception_without_a_message_has_no_colon(diagnose, tmp_path):
     file.write_text(json.dumps({"message": {"message": "MemoryError: "}}))
     _, out, _ = diagnose("--error", file)
     assert "because  MemoryError\n" in out
+
+
+def test_first_of_several_files_is_decided_by_the_times_in_their_lines(
+    diagnose, tmp_path
+):
+    said = {
+        "late": "OSError: [Errno 28] No space left on device",
+        "early": "RuntimeError: CUDA out of memory",
+    }
+    times = {"late": "2026-01-05T11:20:31.5Z", "early": "2026-01-05 11:20:31,25"}
+    argv = []
+    for name, line in said.items():
+        file = tmp_path / f"{name}.log"
+        file.write_text(f"{times[name]} step 7\n{times[name]} {line}\n")
+        argv += ["--output", file]
+    for order in (argv, [*argv[2:], *argv[:2]]):
+        _, out, _ = diagnose(*order, "--exit-code", 1)
+        assert "out-of-memory-cuda" in out
+
+
+def test_file_of_signs_that_is_none_is_one_line(diagnose, tmp_path, monkeypatch):
+    monkeypatch.setenv("DRIVETRAIN_HEALTH_SIGNS", str(tmp_path))
+    status, out, err = diagnose("--exit-code", 1)
+    assert (status, out, err.count("\n")) == (1, "", 1)
+    assert "signs of failures are expected" in err

@@ -35,7 +35,7 @@ _RULES = _clue.RULES
 _CLASSES = _RULES["classes"]
 _MOST_ERRORS = 50
 # The end of a traceback of which no more is there.
-_LOOSE = re.compile(r"(?:^|[\s\]:>|)])([A-Z][\w.]*(?:Error|Exception)): (.+)$")
+_LOOSE = re.compile(r"(?:^|[\s\]:>|)])([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$")
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
 
 
@@ -169,8 +169,10 @@ def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue |
     said = _said([lines[n] for n in rest])
     if raised is None and _own(said) is None:
         loose = filter(None, map(_LOOSE.search, telling_lines(lines[since:])))
-        records = [ErrorRecord(*one.groups()) for one in loose][:_MOST_ERRORS]
-        return _first_of([clue_of_error(one) for one in records]), said
+        records = [ErrorRecord(*one.groups("")) for one in loose][:_MOST_ERRORS]
+        clues = [clue_of_error(one) for one in records]
+        known = [one for one in clues if one.failure_class != FailureClass.UNKNOWN]
+        return _first_of(known), said
     if _own(raised) is None or raised is None:
         return raised, said
     # What was first counts; and it takes proof to stop a job.

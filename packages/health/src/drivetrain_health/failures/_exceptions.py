@@ -50,12 +50,10 @@ def clue_of_error(error: ErrorRecord) -> Clue:
 def _known(error: ErrorRecord) -> Clue | None:
     # A program may raise an error because of another one: that is the cause.
     lines = [line for text in headlines(error) for line in clean_lines(text)]
-    known = find_sign(lines, "sign")
-    if known is not None and not known.is_echo:
-        return known
-    more = find_sign(clean_lines(error.message)[1:], "sign")
+    more = find_sign([*lines, *clean_lines(error.message)[1:]], "sign")
     if more is not None and not more.is_echo:
         return more
+    known = find_sign(lines, "sign")
     types = [error.type]
     if _DIRECT in error.traceback and _HANDLED not in error.traceback:
         types += [line.partition(":")[0] for line in lines]
@@ -63,7 +61,8 @@ def _known(error: ErrorRecord) -> Clue | None:
     by_type = None if by_type is None else by_type._replace(reason="")
     if by_type is not None and by_type.failure_class == FailureClass.PROGRAM:
         return by_type
-    own = None if by_type else find_sign(lines, "program")
+    is_open = by_type is None or by_type.cause == "accelerator-error"
+    own = find_sign(lines, "program") if is_open else None
     frame = find_sign(clean_lines(error.traceback)[-_INNERMOST:], "frame")
     by_frame = None if frame is None else frame._replace(reason="")
     return own or by_frame or known or by_type
