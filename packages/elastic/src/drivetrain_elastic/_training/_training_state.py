@@ -88,10 +88,10 @@ class Training:
             self._own[f"optimizer.{at}"] = one
         self._others = others
         self._num_at_first = self._num_optimized()
-        for one in others.values():
-            if isinstance(one, GradScaler):
+        for other in others.values():
+            if isinstance(other, GradScaler):
                 # A rank without samples scales no loss, and is to look at sums all the same.
-                one.scale(torch.zeros((), device=self.reducer.device))
+                other.scale(torch.zeros((), device=self.reducer.device))
         self._schedule = schedule
         self._rate = ScaledRate(scaling)
         # Of the step in flight.
