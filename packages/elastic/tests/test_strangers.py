@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from drivetrain_elastic._client._master_client import MasterClient
-from drivetrain_elastic._client._strangers import Strangers
-from drivetrain_elastic._master._gate import Gate
+from drivetrain_elastic._client._unauthenticated import UnauthenticatedConnections
+from drivetrain_elastic._master._front_proxy import FrontProxy
 from drivetrain_elastic.protocol import messages as pb
 from drivetrain_elastic.protocol._service import METHODS, credentials
 
@@ -32,7 +32,7 @@ class Connection:
 
 def test_oldest_stranger_makes_room_and_who_is_trusted_stays():
     async def story():
-        strangers = Strangers(most=2)
+        strangers = UnauthenticatedConnections(most=2)
         a, b, c, d = (Connection() for _ in range(4))
         strangers.add("a", a)
         strangers.add("b", b)
@@ -47,7 +47,7 @@ def test_oldest_stranger_makes_room_and_who_is_trusted_stays():
 
 def test_stranger_has_a_time():
     async def story():
-        strangers = Strangers(within_s=0.05)
+        strangers = UnauthenticatedConnections(within_s=0.05)
         late, trusted = Connection(), Connection()
         strangers.add("late", late)
         strangers.add("trusted", trusted)
@@ -63,7 +63,7 @@ def test_stranger_has_a_time():
 
 
 async def gated(tmp_path, within_s):
-    """Returns a gate, its port, and the names of those that its server has heard."""
+    """Returns a proxy, its port, and the names of those that its server has heard."""
     names = asyncio.Queue()
 
     async def echo(reader, writer):
@@ -74,18 +74,18 @@ async def gated(tmp_path, within_s):
         writer.close()
 
     server = await asyncio.start_unix_server(echo, tmp_path / "server")
-    gate = Gate(str(tmp_path / "server"), b"")
-    gate.strangers = Strangers(within_s=within_s)
-    return server, gate, await gate.listen("127.0.0.1:0"), names
+    proxy = FrontProxy(str(tmp_path / "server"), b"")
+    proxy.strangers = UnauthenticatedConnections(within_s=within_s)
+    return server, proxy, await proxy.listen("127.0.0.1:0"), names
 
 
 def test_gate_passes_on_what_comes_and_ends_who_is_not_trusted(tmp_path):
     async def story():
-        server, gate, port, names = await gated(tmp_path, within_s=0.3)
+        server, proxy, port, names = await gated(tmp_path, within_s=0.3)
         trusted = await asyncio.open_connection("127.0.0.1", port)
         data = bytes(range(256)) * 20_000
         trusted[1].write(data)
-        gate.hear(await names.get(), is_refused=False)
+        proxy.hear(await names.get(), is_refused=False)
         assert await trusted[0].readexactly(len(data)) == data
         silent = await asyncio.open_connection("127.0.0.1", port)
         speaks = await asyncio.open_connection("127.0.0.1", port)
@@ -96,7 +96,7 @@ def test_gate_passes_on_what_comes_and_ends_who_is_not_trusted(tmp_path):
                 await asyncio.wait_for(reader.readexactly(1), 30)
         trusted[1].write(b"still here")
         assert await trusted[0].readexactly(10) == b"still here"
-        gate.close()
+        proxy.close()
         server.close()
         for _, writer in (trusted, silent, speaks):
             writer.close()
@@ -108,7 +108,7 @@ def test_gate_passes_on_what_comes_and_ends_who_is_not_trusted(tmp_path):
 
 def test_end_of_either_side_is_passed_on(tmp_path):
     async def story():
-        server, gate, port, names = await gated(tmp_path, within_s=60)
+        server, proxy, port, names = await gated(tmp_path, within_s=60)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"x")
         await names.get()
@@ -123,7 +123,7 @@ def test_end_of_either_side_is_passed_on(tmp_path):
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(1), 30)
         writer.close()
-        gate.close()
+        proxy.close()
         while len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.01)
 
@@ -226,7 +226,7 @@ def test_silent_connections_to_the_metrics_cost_no_threads(job):
 
 def test_strangers_that_speak_come_in_one_after_the_other():
     async def story():
-        strangers = Strangers()
+        strangers = UnauthenticatedConnections()
         strangers._room = asyncio.Semaphore(1)
         for name in "abc":
             strangers.add(name, Connection())
@@ -247,7 +247,7 @@ def test_strangers_that_speak_come_in_one_after_the_other():
 
 def test_stranger_that_asks_on_and_on_is_sent_away():
     async def story():
-        strangers, one = Strangers(), Connection()
+        strangers, one = UnauthenticatedConnections(), Connection()
         strangers.add("one", one)
         assert await strangers.enter("one")
         for _ in range(32):

@@ -13,7 +13,7 @@ from drivetrain_elastic.protocol._service import API, METHODS
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from drivetrain_elastic._master._gate import Gate
+    from drivetrain_elastic._master._front_proxy import FrontProxy
 
 
 def refusal(metadata: dict[str, str], token: str) -> tuple[grpc.StatusCode, str] | None:
@@ -43,12 +43,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     Args:
         token: Of the job.
-        gate: Is told on which connections calls with the token come.
+        proxy: Is told on which connections calls with the token come.
     """
 
-    def __init__(self, token: str, gate: Gate) -> None:
+    def __init__(self, token: str, proxy: FrontProxy) -> None:
         self._token = token
-        self._gate = gate
+        self._proxy = proxy
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: Any
@@ -59,10 +59,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             handler = await continuation(details)
             if handler is None:
                 return None
-            return _telling(handler, details.method, self._gate)
+            return _telling(handler, details.method, self._proxy)
 
         async def refuse(_: Any, context: Any) -> Any:
-            self._gate.hear(context.peer(), is_refused=True)
+            self._proxy.hear(context.peer(), is_refused=True)
             await context.abort(*reason)
             yield  # makes this a generator, which gRPC expects here
 
@@ -70,17 +70,17 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return grpc.stream_stream_rpc_method_handler(refuse)
 
 
-def _telling(handler: Any, path: str, gate: Gate) -> Any:
+def _telling(handler: Any, path: str, proxy: FrontProxy) -> Any:
     """Returns a handler that first tells on which connection its call has come."""
     method = METHODS[path.rsplit("/", 1)[-1]]
     answer = getattr(handler, method.kind)
 
     async def one(request: Any, context: Any) -> Any:
-        gate.hear(context.peer(), is_refused=False)
+        proxy.hear(context.peer(), is_refused=False)
         return await answer(request, context)
 
     async def many(request: Any, context: Any) -> Any:
-        gate.hear(context.peer(), is_refused=False)
+        proxy.hear(context.peer(), is_refused=False)
         async with contextlib.aclosing(answer(request, context)) as replies:
             async for reply in replies:
                 yield reply

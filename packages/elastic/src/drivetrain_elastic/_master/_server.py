@@ -14,7 +14,7 @@ from drivetrain_core import ProgramError
 from drivetrain_elastic._client._address import is_free, is_loopback
 from drivetrain_elastic._client._folder import make_folder
 from drivetrain_elastic._master._auth_interceptor import AuthInterceptor
-from drivetrain_elastic._master._gate import Gate
+from drivetrain_elastic._master._front_proxy import FrontProxy
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ async def serving(
         raise ProgramError(message)
     folder = make_folder(_SOCKET)
     path = f"{folder}/{_SOCKET}"
-    gate = Gate(path, _HTTP2 if credentials is None else _TLS)
+    proxy = FrontProxy(path, _HTTP2 if credentials is None else _TLS)
     server = grpc.aio.server(
-        interceptors=[AuthInterceptor(token, gate)],
+        interceptors=[AuthInterceptor(token, proxy)],
         options=_OPTIONS,
         maximum_concurrent_rpcs=None,
     )
@@ -89,7 +89,7 @@ async def serving(
         await server.start()
         await _until_free(address)
         try:
-            port = await gate.listen(address)
+            port = await proxy.listen(address)
         except OSError as error:
             message = (
                 f"the master cannot listen at {address}: is the port in use? ({error})"
@@ -98,7 +98,7 @@ async def serving(
         yield port
     finally:
         await server.stop(grace=0.5)
-        gate.close()
+        proxy.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 

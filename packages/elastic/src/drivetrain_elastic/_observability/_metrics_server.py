@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._client._address import free_port, split_address
-from drivetrain_elastic._client._strangers import Strangers
+from drivetrain_elastic._client._unauthenticated import UnauthenticatedConnections
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -64,7 +64,7 @@ class MetricsServer:
     def __init__(self, get_status: Callable[[], Awaitable[pb.Status]]) -> None:
         self._library = import_prometheus()
         self._get_status = get_status
-        self._strangers = Strangers()
+        self._strangers = UnauthenticatedConnections()
         self._server: asyncio.Server | None = None
 
     async def listen(self, address: str) -> str:

@@ -1,7 +1,7 @@
-"""Gate of a master's port: it passes connections on to the server, and bounds strangers.
+"""Front proxy of a master's port: it passes connections on to the server, and bounds strangers.
 
 gRPC holds what it needs for a connection from its first moment, for any number of them, and
-closes none. So its server listens at a private socket, and the port is this gate's.
+closes none. So its server listens at a private socket, and this proxy at the port.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import socket
 from typing import Any
 
 from drivetrain_elastic._client._address import free_port, split_address
-from drivetrain_elastic._client._strangers import Strangers
+from drivetrain_elastic._client._unauthenticated import UnauthenticatedConnections
 
 _NAME = re.compile(r"drivetrain-\w+")
 _EVERYWHERE = {"0.0.0.0", "::"}
 _BATCH, _BACKLOG = 128, 4096
 
 
-class Gate:
+class FrontProxy:
     """Passes on what comes to a port; used from one event loop.
 
     A connection is a stranger's until the server has seen the token on it.
@@ -34,7 +34,7 @@ class Gate:
 
     def __init__(self, path: str, begins: bytes) -> None:
         self.path, self.begins = path, begins
-        self.strangers = Strangers()
+        self.strangers = UnauthenticatedConnections()
         self._tag, self._numbers = secrets.token_hex(4), itertools.count()
         self.ends: set[_End] = set()
         self._server: asyncio.Server | None = None
@@ -100,17 +100,17 @@ class _Outside(_End):
     """The end at the port. It has another one as soon as something has come.
 
     Args:
-        gate: Of the port.
+        proxy: Of the port.
         name: By which the server knows the connection.
     """
 
-    def __init__(self, gate: Gate, name: str) -> None:
-        self._gate, self._name = gate, name
+    def __init__(self, proxy: FrontProxy, name: str) -> None:
+        self._proxy, self._name = proxy, name
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._gate.ends.add(self)
-        self._gate.strangers.add(self._name, transport)
+        self._proxy.ends.add(self)
+        self._proxy.strangers.add(self._name, transport)
 
     def data_received(self, data: bytes) -> None:
         if self.other is not None:
@@ -121,14 +121,14 @@ class _Outside(_End):
 
     async def _connect(self, data: bytes) -> None:
         inside, loop = _End(), asyncio.get_running_loop()
-        knows = data.startswith(self._gate.begins)
-        may_enter = knows and await self._gate.strangers.enter(self._name)
+        knows = data.startswith(self._proxy.begins)
+        may_enter = knows and await self._proxy.strangers.enter(self._name)
         if may_enter and not self.transport.is_closing():
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as plug:
                 plug.setblocking(False)
                 # A name of the kernel's own, which needs no file: the server sees it.
                 plug.bind(f"\0{self._name}")
-                plug.connect(self._gate.path)
+                plug.connect(self._proxy.path)
                 own = plug.dup()
                 await loop.create_unix_connection(lambda: inside, sock=own)
                 inside.other, self.other = self, inside
@@ -139,6 +139,6 @@ class _Outside(_End):
             self.connection_lost(None)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._gate.ends.discard(self)
-        self._gate.strangers.trust(self._name)
+        self._proxy.ends.discard(self)
+        self._proxy.strangers.trust(self._name)
         super().connection_lost(error)

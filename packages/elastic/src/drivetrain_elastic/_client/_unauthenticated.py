@@ -1,4 +1,4 @@
-"""Connections to a port of ours that have not shown yet whose they are."""
+"""Unauthenticated connections to a port of ours, of strangers as far as is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROOF_S, _LEAST_S, _LOOK_S = 10.0, 0.5, 0.1
 _MOST_REFUSALS = 32
 
 
-class Strangers:
+class UnauthenticatedConnections:
     """Bounds connections, in number and in time, until they are trusted; of one event loop.
 
     Of those that say nothing the oldest makes room for a new one. Those that have spoken
@@ -30,7 +30,7 @@ class Strangers:
         ...     def abort(self):
         ...         print("is closed")
         >>> async def example():
-        ...     strangers = Strangers(most=1)
+        ...     strangers = UnauthenticatedConnections(most=1)
         ...     strangers.add("first", Connection())
         ...     strangers.add("second", Connection())
         ...     strangers.trust("second")
