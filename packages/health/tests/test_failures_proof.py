@@ -121,7 +121,7 @@ def test_error_in_the_client_of_a_store_is_the_services():
         (1, "Process finished with exit code 137 (interrupted by signal 9: SIGKILL)", "sigkill"),
         (1, "[rank: 2] Child process with PID 7 terminated with code -11.", "segfault"),
         (1, "srun: error: n3: tasks 0-7: Out Of Memory", "out-of-memory-host"),
-        (1, "srun: error: n3: task 4: Killed", "sigkill"),
+        (1, "srun: error: n3: tasks 4-5: Killed", "sigkill"),
         (1, "fit.sh: line 3:    81 Bus error               (core dumped) python fit.py",
          "bus-error"),
         (1, "    Exit Code:    137", "sigkill"),
