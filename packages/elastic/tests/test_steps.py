@@ -112,3 +112,9 @@ def test_ranks_that_cannot_have_come_so_far_together_are_an_error(one, says):
 
 def test_nothing_in_flight_is_nothing_to_do():
     assert resolve([Progress(4, 4)] * 2) == (4, (Action(Do.NOTHING),) * 2)
+
+
+def test_rank_takes_the_state_where_an_update_has_spent_its_gradients():
+    first = Progress(applied=7, reduced=7, is_spent=True)
+    step, actions = resolve([first, Progress(applied=6, reduced=6)])
+    assert (step, [one.do for one in actions]) == (7, [Do.NOTHING, Do.TAKE_STATE])
