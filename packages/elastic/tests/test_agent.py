@@ -177,7 +177,7 @@ def test_fork_server_that_is_killed_harms_no_worker(job, undisturbed):
 
 @pytest.mark.faults
 def test_interrupted_agent_ends_its_workers(job):
-    job = job("--grace-s", "5")
+    job = job("--grace-s", "10")
     job.wait_for_step(4, num_workers=3)
     processes = job.processes()
     job.nodes["node0"].send_signal(signal.SIGINT)

@@ -513,7 +513,7 @@ class Agent:
         self._signal_code = 128 + number
         # The time runs from now, whether or not there is a master that hears of it; what
         # workers leave behind takes some of it.
-        self._leave(reason, grace_s - min(2 * _LATE_GRACE_S, grace_s / 2))
+        self._leave(reason, grace_s - min(_LATE_GRACE_S, grace_s / 4))
         self._stream.send(pb.FromAgent(leave=self._leave_request()))
 
     def _hear_of_sigterm(self) -> None:

@@ -221,11 +221,8 @@ class NodeManager:
             what = f"process {hello.pid} on {hello.host} with {hello.num_slots} places"
             self._note("node-joined", name, what)
         self._meet(node, hello.workers)
-        there = [
-            one for one in self._state.nodes if self._registry.get(one) is not None
-        ]
         welcome = pb.ToAgent(welcome=self._welcome)
-        welcome.welcome.place = there.index(name)
+        welcome.welcome.place = self._registry.place_of(name, self._state.nodes)
         stream.send(welcome)
         told = self._publisher.world
         members = [one.name for one in told.world.members]
@@ -545,6 +542,9 @@ class NodeManager:
             return min(one for one in waits if one is not None)
         waits.append(self._answer_notices(now_s, config))
         verdict = next_world(now_s, self._state, config)
+        if verdict.is_short and self._registry.is_coming(self._state):
+            # It may get the state from those that would leave.
+            verdict = verdict._replace(world=None)
         if not verdict.is_short:
             results.short_since_s = None
         elif results.short_since_s is None:

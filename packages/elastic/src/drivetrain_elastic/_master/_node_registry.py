@@ -10,8 +10,9 @@ from drivetrain_elastic._master._agent_stream import AgentStream
 from drivetrain_elastic._master._node import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from drivetrain_elastic.decisions.membership import MembershipState
     from drivetrain_elastic.protocol import messages as pb
 
 
@@ -42,6 +43,16 @@ class NodeRegistry:
     def present(self) -> list[str]:
         """Returns the names of the nodes that can be told something."""
         return [node.name for node in self if node.stream is not None]
+
+    def is_coming(self, state: MembershipState) -> bool:
+        """Whether a node is there, to stay, whose workers have not come yet."""
+        busy = {one.node for one in state.workers.values()}
+        there = [node for node in self if node.stream is not None and not node.leave]
+        return state.admitted is None and any(one.name not in busy for one in there)
+
+    def place_of(self, name: str, nodes: Iterable[str]) -> int:
+        """Returns which of the nodes that are there one is, in the order of all."""
+        return [one for one in nodes if one in self._nodes].index(name)
 
     def expect(self, name: str) -> None:
         """Takes a node for there whose agent has not come yet."""
