@@ -165,3 +165,36 @@ def test_of_two_at_the_same_time_the_one_that_stops_no_job_counts():
     disk = Diagnosis(FailureClass.STORAGE, "disk-full", "n", "x")
     assert root_cause([Finding(0.0, program), Finding(0.0, disk)]) is disk
     assert root_cause([Finding(0.0, program), Finding(1.0, disk)]) is program
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: shapes do not match",
+        "ValueError: the structure of string fields must not be refused",
+        "AttributeError: 'Trainer' object has no attribute 'profiler'",
+        "AssertionError: the amount of success is 3",
+        "KeyError: 'broadcast_buffers'",
+        "ModuleNotFoundError: No module named 'botocore'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.idx'",
+        "RuntimeError: stack expects each tensor to be equal size, but got [3] and [4]",
+        "RuntimeError: Trying to backward through the graph a second time",
+    ],
+)
+def test_words_within_words_are_no_sign(line):
+    assert found(*line.split(": ", 1)).failure_class == FailureClass.PROGRAM
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Namespace(batch=8, patience=1800, checkpoint_errors='ignore', max_retries=3)",
+        "Preparing the dataset: 0 corrupted records",
+        "Loaded model-7.safetensors, checksum mismatch: 0",
+        "Saving a checkpoint to /data/step-100",
+        "gradient reset at start, memory limit 64 GiB, signal: none",
+    ],
+)
+def test_line_of_a_log_that_tells_of_no_failure_is_none(line):
+    one = diagnose(Evidence(worker="a", node="n", exit_code=1, output=line))
+    assert (one.failure_class, one.cause) == (FailureClass.UNKNOWN, "exit-1")

@@ -74,7 +74,7 @@ def signs(table: str) -> tuple[Sign, ...]:
         ProgramError: A file that `DRIVETRAIN_HEALTH_SIGNS` names is not of this form.
 
     Example:
-        >>> signs("certain")[0].cause
+        >>> signs("certain")[0].clue.cause
         'gpu-lost'
     """
     own = os.environ.get(SIGNS_VARIABLE, "")

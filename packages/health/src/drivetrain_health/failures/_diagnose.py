@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _RULES = _clue.RULES
 _CLASSES = _RULES["classes"]
 _MOST_ERRORS = 50
+_DAMAGED = {"data-damaged", "checkpoint-damaged"}
 # The end of a traceback of which no more is there.
 _LOOSE = re.compile(r"(?:^|[\s\]:>|)])([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$")
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
@@ -170,9 +171,8 @@ def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue |
     if raised is None and _own(said) is None:
         loose = filter(None, map(_LOOSE.search, telling_lines(lines[since:])))
         records = [ErrorRecord(*one.groups("")) for one in loose][:_MOST_ERRORS]
-        clues = [clue_of_error(one) for one in records]
-        known = [one for one in clues if one.failure_class != FailureClass.UNKNOWN]
-        return _first_of(known), said
+        clues = list(map(clue_of_error, records))
+        return _first_of([one for one in clues if one.failure_class != "unknown"]), said
     if _own(raised) is None or raised is None:
         return raised, said
     # What was first counts; and it takes proof to stop a job.
@@ -186,13 +186,17 @@ def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue |
 
 def _said(lines: Sequence[str]) -> Clue | None:
     """Returns what lines say that are no exception; warnings only where nothing else does."""
-    said = find_sign(telling_lines(lines), "sign")
-    weak = (
-        None if _own(said) else find_sign(telling_lines(lines, warnings=True), "sign")
-    )
+    said = _told(telling_lines(lines))
+    weak = None if _own(said) else _told(telling_lines(lines, warnings=True))
     if weak is None or weak.is_echo or weak.failure_class == FailureClass.PROGRAM:
         return said
     return weak
+
+
+def _told(lines: Sequence[str]) -> Clue | None:
+    # A line about data, without an exception, is no proof that would stop a job.
+    found = find_sign(lines, "sign")
+    return None if found and found.cause in _DAMAGED else found
 
 
 def _first_of(clues: Sequence[Clue]) -> Clue | None:

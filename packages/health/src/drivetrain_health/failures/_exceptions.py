@@ -29,7 +29,7 @@ def clue_of_error(error: ErrorRecord) -> Clue:
 
     Example:
         >>> from drivetrain_health.failures import ErrorRecord
-        >>> clue_of_error(ErrorRecord("ValueError", "shapes do not match")).cause
+        >>> clue_of_error(ErrorRecord("ValueError", "no such rate")).cause
         'value-error'
         >>> clue_of_error(ErrorRecord("OSError", "[Errno 28] No space left on device")).cause
         'disk-full'
