@@ -39,9 +39,11 @@ def check(tmp_path, monkeypatch):
 def test_node_that_never_came_is_not_faulty(check):
     passed = {"outcome": "passed", "reason": "passed"}
     said = {"nodes": {"a": passed}, "absent": ["(one of 3)"], "this": ALONE}
+    said["bad_switches"] = {"s1": "slow under it"}
     result = check(json.loads(json.dumps(said)))
     assert (result.is_faulty, dict(result.faulty)) == (False, {})
     assert "did not come: (one of 3)" in result.reason
+    assert "switch s1 is bad: slow under it" in result.reason
     assert "memory not made: none was left" in result.reason
 
 

@@ -38,7 +38,8 @@ def play(stores, nodes, says=None, config=CONFIG, wanted=None):
     says = says or {}
 
     def run(node, store):
-        def measure(group, store_of_round):
+        def measure(group, store_of_round, is_whole):
+            assert is_whole
             assert isinstance(store_of_round, PrefixStore)
             received = "r"
             if any(says.get(member) == "network" for member in group):
@@ -118,7 +119,7 @@ def test_node_that_dies_midway_costs_its_rounds_and_is_named():
         config = replace(QUICK, join_s=20.0)
 
         def run(node):
-            def measure(group, _):
+            def measure(group, *_):
                 if node == "d":
                     die()
                 waits = "d" in group

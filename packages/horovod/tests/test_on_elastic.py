@@ -276,6 +276,9 @@ class NextWorlds:
     def is_leaving(self):
         return False
 
+    def checkpoint_request(self):
+        return None
+
     def report_ready(self):
         pass
 

@@ -42,7 +42,8 @@ def decide(find_plan: Callable[[], Plan], world: WorldFacts, limit_s: float) -> 
     """
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     # Elastic workers have a rank and no place to meet: their loop makes the group.
-    if launched > 1 and world.size == 1 and "MASTER_ADDR" in os.environ:
+    is_elastic = "DRIVETRAIN_ELASTIC_WORKER" in os.environ
+    if launched > 1 and world.size == 1 and not is_elastic:
         message = (
             f"WORLD_SIZE is {launched}, but no process group stands; call "
             "drivetrain_core.init_process_group() before accelerate"

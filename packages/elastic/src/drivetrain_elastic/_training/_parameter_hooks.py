@@ -26,10 +26,11 @@ def is_linear(hook: Callable[[Tensor], Tensor | None], parameter: Tensor) -> boo
         parameter: Of which it is.
 
     Example:
+        >>> from functools import partial
         >>> weight = torch.nn.Parameter(torch.ones(3))
-        >>> is_linear(lambda grad: grad * 0.1, weight)
+        >>> is_linear(partial(torch.mul, other=0.1), weight)
         True
-        >>> is_linear(lambda grad: grad.clamp(-1, 1), weight)
+        >>> is_linear(partial(torch.clamp, min=-1.0, max=1.0), weight)
         False
     """
     is_known = str(getattr(hook, "__module__", "")).startswith(_MADE_FOR_IT)

@@ -164,8 +164,11 @@ class SqliteJournal:
             raise JournalError(message)
 
     def _row(self, statement: str) -> tuple[int, ...]:
-        row: tuple[int, ...] = self._database.execute(statement).fetchone()
-        return row
+        for row in self._database.execute(statement):
+            found: tuple[int, ...] = row
+            return found
+        message = f"the journal {self._path} is damaged: it has no claims"
+        raise JournalError(message)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -183,8 +186,7 @@ class SqliteJournal:
     def _errors(self) -> Iterator[None]:
         try:
             yield
-        # A row that is not there is no pair of values.
-        except (sqlite3.Error, OSError, TypeError) as error:
+        except (sqlite3.Error, OSError) as error:
             message = f"the journal {self._path}: {error}"
             if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                 message = f"{message}: make room on its disk"

@@ -164,7 +164,7 @@ def checked(
         HyperparameterError: A value is not allowed.
 
     Example:
-        >>> rules = {"eps": Rule(1e-6, "a finite number > 0", "floor", above_zero)}
+        >>> rules = {"eps": Rule(1e-6, "a finite number > 0", "floor", lambda eps: eps > 0)}
         >>> checked("LAMB", rules, {"eps": 1e-8, "params": []})
         {'eps': 1e-08, 'params': []}
         >>> checked("LAMB", rules, {"eps": 0.0})
