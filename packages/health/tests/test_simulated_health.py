@@ -74,6 +74,7 @@ def test_devices_exchange_with_themselves():
     assert set(found.measures) == {
         "network_gpu_all_gather_gb_per_s",
         "network_gpu_all_reduce_gb_per_s",
+        "network_gpu_reduce_scatter_gb_per_s",
     }
 
 
@@ -94,7 +95,7 @@ def test_rate_of_collectives_is_that_of_those_that_have_ended(monkeypatch):
     monkeypatch.setenv("SIMULATED_ACCELERATOR", "devices=2,collective_delay_us=20000")
     most = 8 * (1 << 10) / 20e-3 / 1e9
     for rates in run_ranks(rates_of_late_collectives, 2, process_group=False):
-        assert len(rates) == 2
+        assert len(rates) == 3
         assert all(0 < rate <= most for rate in rates.values())
 
 
