@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from diagnosis import decision_layer, network_overhead
-from excerpts import excerpts
+from excerpts import development, excerpts
 from node_check import real, simulated
 
 from drivetrain_testing import Bar, run_bars, slow
@@ -13,6 +13,7 @@ from drivetrain_testing import Bar, run_bars, slow
 TABLE = [
     ("diagnosis", "1,000 faults: node and class, both >= 99%", decision_layer),
     ("excerpts", ">= 95% right, no infrastructure stops a job", excerpts),
+    ("excerpts-development", ">= 95% right, likewise", development),
     ("network-counters", "every 10 ms, <= 2% of a core", slow(network_overhead)),
     ("node-check-256", "1 bad in 2 rounds, 2 in 4, no other", simulated),
     ("node-check", "1 bad of 4 processes <= 10 s", slow(real)),

@@ -17,7 +17,7 @@ from pathlib import Path
 from drivetrain_health.cli import main
 from drivetrain_testing import Row
 
-EXCERPTS = Path(__file__).parents[1] / "tests" / "data" / "public_excerpts.json"
+_DATA = Path(__file__).parents[1] / "tests" / "data"
 _LINKS = {"interconnect", "rendezvous", "hang"}
 _MEANS = {
     "machine": {"gpu-hardware", "node-hardware", "node-lost"},
@@ -44,7 +44,17 @@ _BOUND = 0.95
 
 def excerpts(quick):
     """All excerpts: how many get their class and action, and how many stop for nothing."""
-    rows = json.loads(EXCERPTS.read_text(encoding="utf-8"))["excerpts"]
+    return measured("public_excerpts.json")
+
+
+def development(quick):
+    """The same of other excerpts, after which signs may be written."""
+    return measured("development_excerpts.json")
+
+
+def measured(file):
+    """The figures of a file of excerpts."""
+    rows = json.loads((_DATA / file).read_text(encoding="utf-8"))["excerpts"]
     all_of, right, of_class, of_action, stopped = (Counter() for _ in range(5))
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
