@@ -1,6 +1,8 @@
 """How many outputs of failed jobs, written after public reports, are diagnosed rightly.
 
-The excerpts are in tests/data/public_excerpts.json; no sign was written after them. Each is given
+The excerpts are in tests/data/public_excerpts.json. No sign was written after one of them, but
+counts by group were seen, and three decisions made with them; after those in
+tests/data/development_excerpts.json signs may be written. Each is given
 to `drivetrain-health diagnose`, as a user would do it. Its group says what has failed, and its
 action what may follow; classes and actions are compared by what they mean, so that a failure of
 a disk may be called storage, and a node that is replaced is a restart elsewhere.

@@ -369,7 +369,9 @@ def test_group_of_ranks_receives_what_was_sent_and_finds_what_was_not():
             return self
 
         def reduce_scatter(self, outputs, inputs):
-            outputs[0].copy_(inputs[0][0])
+            start = 9 + (self.spoil == "scatter")
+            num = len(outputs[0])
+            outputs[0].copy_(inputs[0][0] + torch.arange(start, start + num))
             return self
 
     def run(spoil):
@@ -385,6 +387,8 @@ def test_group_of_ranks_receives_what_was_sent_and_finds_what_was_not():
         run("gather")
     with pytest.raises(CheckFailedError, match="the sum over 2 nodes is not"):
         run("reduce")
+    with pytest.raises(CheckFailedError, match="the part of the sum over 2 nodes"):
+        run("scatter")
 
 
 class Line:

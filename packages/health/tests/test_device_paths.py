@@ -2,14 +2,15 @@
 
 import json
 import random
-import socket
 import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from drivetrain_health.checks import _gpu_all_to_all as all_to_all
 from drivetrain_health.checks import _rdma as rdma
 from drivetrain_health.checks import plan_commands
 from drivetrain_health.checks._task import CheckFailedError, NotHereError, Task
@@ -96,40 +97,37 @@ def test_rounds_share_no_end_and_are_of_one_kind(host):
     assert (kinds.count("device"), kinds.count("gpu")) == (7, 8)
 
 
-def measured(host, dice, slow=()):
+def measured(paths, dice, slow=()):
     """Rates of a host on which all is as it should be, but for some ways."""
     return {
         path: USUAL[path.distance]
         * dice.gauss(1.0, 0.04)
         * (0.55 if path[:2] in slow else 1.0)
-        for path in rdma.paths_of(host, NEW)
+        for path in paths
     }
 
 
 def test_one_slow_way_of_64_is_named_and_no_other(host):
+    paths = rdma.paths_of(host, NEW)
     for seed in range(200):
         dice = random.Random(seed)
         bad = f"mlx5_{dice.randrange(8)}:1", f"gpu{dice.randrange(8)}"
-        rates = measured(host, dice, {bad})
+        rates = measured(paths, dice, {bad})
         slow = slow_paths(rates)
         assert [path[:2] for path in slow] == [bad]
         assert describe_slow(rates, slow).startswith(f"{bad[0]} to {bad[1]} (")
 
 
 def test_healthy_hosts_have_no_slow_way(host):
-    rates = measured(host, random.Random(0))
-    paths, dice = list(rates), random.Random(1)
-    for _ in range(1000):
-        noisy = {
-            p: rates[p] * dice.gauss(1.0, 0.03) for p in paths if ":" not in p.target
-        }
-        assert slow_paths(noisy) == {}
+    paths = rdma.paths_of(host, NEW)
+    for seed in range(1000):
+        assert slow_paths(measured(paths, random.Random(seed))) == {}
 
 
 def test_device_or_gpu_whose_ways_are_all_slow_is_named_once(host):
-    dice = random.Random(3)
+    paths, dice = rdma.paths_of(host, NEW), random.Random(3)
     for end in ("mlx5_5:1", "gpu2"):
-        rates = measured(host, dice)
+        rates = measured(paths, dice)
         rates = {p: r * (0.4 if end in p[:2] else 1.0) for p, r in rates.items()}
         said = describe_slow(rates, slow_paths(rates))
         assert said.startswith(
@@ -298,7 +296,45 @@ def test_check_says_what_reads_the_topology(monkeypatch):
         rdma.read_host()
 
 
-def test_port_of_nobody_is_not_waited_for():
-    with socket.socket() as unused:
-        assert not rdma._listens(2**22 - 1)
-        assert unused.fileno() > 0
+NCCL = """#!/bin/sh
+echo '# Out of bounds values : {wrong}'
+echo '# Avg bus bandwidth    : {rate} '
+"""
+
+
+@pytest.fixture
+def two_gpus(tmp_path, monkeypatch):
+    """Two devices of a sort, and a program in the place of NCCL's test."""
+    monkeypatch.setattr(all_to_all, "gpus", lambda _: [torch.device("cpu")] * 2)
+    monkeypatch.setattr(all_to_all.torch.accelerator, "synchronize", lambda _: None)
+
+    def install(text):
+        tool = tmp_path / "alltoall_perf"
+        tool.write_text(text)
+        tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return install
+
+
+def test_test_of_nccl_measures_where_it_is_installed(two_gpus):
+    assert list(all_to_all.measure(task_of()).measures) == ["gpus_all_to_all_gb_per_s"]
+    two_gpus(NCCL.format(wrong="0 OK", rate="350.25"))
+    assert all_to_all.measure(task_of()).measures == {
+        "nccl_all_to_all_gb_per_s": 350.25
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (NCCL.format(wrong="3 FAILED", rate="350.25"), "values : 3 FAILED"),
+        ("#!/bin/sh\necho 'NCCL failure'; exit 3\n", "alltoall_perf: NCCL failure"),
+        ("#!/bin/sh\nexit 1\n", "alltoall_perf: "),
+        ("#!/bin/sh\nexec sleep 600\n", "timed out after"),
+    ],
+)
+def test_test_of_nccl_that_fails_is_a_failure(two_gpus, text, says):
+    two_gpus(text)
+    with pytest.raises(CheckFailedError, match=says):
+        all_to_all.measure(task_of(limit_s=0.5))

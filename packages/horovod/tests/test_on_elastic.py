@@ -276,14 +276,10 @@ class NextWorlds:
     def is_leaving(self):
         return False
 
-    def checkpoint_request(self):
+    def checkpoint_request(self, *_):
         return None
 
-    def report_ready(self):
-        pass
-
-    def report_phase(self, phase):
-        pass
+    report_ready = report_phase = checkpoint_request
 
     def report_step(self, step, seconds):
         self.steps = step

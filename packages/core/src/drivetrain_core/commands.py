@@ -186,7 +186,9 @@ def run_command(
         sys.stdout.flush()
     except BrokenPipeError:
         # What Python still holds would raise once more when it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
         return 1
     except UsageError as error:
         parser = getattr(arguments, "parser", None) or CommandParser(prog=program)

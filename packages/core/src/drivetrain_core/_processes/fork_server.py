@@ -132,8 +132,9 @@ class _Server:
         """Kills a group; one that the kernel does not let go of keeps nobody waiting."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-        self._selector.unregister(self._lines[pid])
-        self._ending.add(pid)
+        if pid not in self._ending:
+            self._selector.unregister(self._lines[pid])
+            self._ending.add(pid)
         self._tell_of_ends()
 
 
@@ -186,9 +187,9 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["directory"])
     sys.path[:] = request["path"]
     sys.argv[:] = [request["module"], *request["arguments"]]
-    if (numpy := sys.modules.get("numpy")) is not None:
-        # Python draws anew in a fork by itself; it would not.
-        numpy.random.seed()
+    # Python draws anew in a fork by itself, as what is imported later does; this would not.
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 def main() -> int:

@@ -117,9 +117,9 @@ def _become_worker(request: dict[str, Any], descriptors: list[int]) -> None:
     if path:
         install_error_record(path)
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    # Where it is not imported yet, it draws anew as it is.
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed()
 
 
 def _run(request: dict[str, Any]) -> None:

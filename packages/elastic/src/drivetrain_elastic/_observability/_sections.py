@@ -1,22 +1,22 @@
 """Names of what a worker does with its time, in a step and outside of steps."""
 
-#: What a step computes, where the script has no other name for it.
 COMPUTE = "compute"
+"""What a step computes, where the script has no other name for it."""
 
-#: The update of the parameters.
 APPLY = "apply"
+"""The update of the parameters."""
 
-#: The script between two steps.
 OUTSIDE = "outside"
+"""The script between two steps."""
 
-#: A checkpoint, for as long as no step is made.
 SAVE = "save"
+"""A checkpoint, for as long as no step is made."""
 
-#: For other ranks.
 WAIT = "wait"
+"""For other ranks."""
 
-#: What a rank does by itself in each step.
 OWN = frozenset({COMPUTE, APPLY, OUTSIDE})
+"""What a rank does by itself in each step."""
 
-#: Of an agent that is the only worker of its node here; its ranks are torchrun's affair.
 TORCHRUN_AGENT = "runs its ranks as an agent of torchrun"
+"""Of an agent that is the only worker of its node here; its ranks are torchrun's affair."""

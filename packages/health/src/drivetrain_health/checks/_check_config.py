@@ -23,7 +23,8 @@ class CheckConfig:
     Args:
         checks: Which, by their names in `CHECKS`; by default all.
         measure_s: How long each measures.
-        limit_s: After how long each is killed. What hangs takes as long.
+        limit_s: After how long each is killed, that of RDMA, which goes over many ways,
+            after four times as long. What hangs takes as long.
         round_s: How long nodes wait for each other in a round. A node makes no more
             checks when nine tenths of it are over.
         join_s: How long nodes that are there wait for the others.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
 _NUM_WORDS = 8 << 20
-_BUS_RATE = re.compile(r"^# Avg bus bandwidth\s*: ([0-9.]+)", re.MULTILINE)
+_BUS_RATE = re.compile(r"^# Avg bus bandwidth\s*: ([0-9.e+-]+)", re.MULTILINE)
 _WRONG = re.compile(r"^# Out of bounds values\s*: [1-9].*", re.MULTILINE)
 
 
