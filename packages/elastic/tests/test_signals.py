@@ -126,7 +126,7 @@ def test_job_that_needs_the_node_waits_with_the_state_for_another_one(job, tmp_p
     job.wait_for_step(5, num_workers=2)
     leaver.send_signal(signal.SIGTERM)
     assert leaver.wait(60) == 143, job.text()
-    left = last_steps(tmp_path)[1]
+    [left] = last_steps(tmp_path).values()
     assert saved_step(tmp_path) == left
     job.start_node()
     job.wait_for(lambda status: len(members_of(status)) == 2)
