@@ -41,7 +41,7 @@ def test_sign_is_the_strongest_in_its_own_example(table, sign):
 def test_classes_of_signs_have_a_ladder_and_most_have_several_signs():
     counts = Counter(sign.clue.failure_class for _, sign in ALL)
     assert set(counts) < set(LADDERS)
-    unseen = {FailureClass.STRAGGLER, FailureClass.CORRUPTION, FailureClass.UNKNOWN}
+    unseen = {FailureClass.STRAGGLER, FailureClass.CORRUPTION}
     assert set(FailureClass) - set(counts) == unseen
 
 

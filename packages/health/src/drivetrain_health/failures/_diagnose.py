@@ -37,6 +37,7 @@ _MOST_ERRORS = 50
 _DAMAGED = {"data-damaged", "checkpoint-damaged"}
 # The end of a traceback of which no more is there.
 _LOOSE = re.compile(r"(?:^|[\s\]:>|)])([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$")
+_LOCAL = re.compile(_RULES["local"]["paths"])
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
 
 
@@ -100,8 +101,10 @@ def _explains(clue: Clue, shown: Clue) -> bool:
     if shown.failure_class in _RULES["explains"].get(clue.failure_class, alike):
         return True
     is_link_of_host = clue.cause.startswith(("link-", "nic-", "retransmits"))
-    causes = _RULES["explains_causes"].get(clue.failure_class, ())
-    return shown.cause in causes and not is_link_of_host
+    table = _RULES["explains_causes"]
+    causes = table.get(clue.cause, table.get(clue.failure_class, ()))
+    is_local = clue.failure_class == "storage" and _LOCAL.search(shown.reason)
+    return shown.cause in causes and not (is_link_of_host or is_local)
 
 
 def _shown(evidence: Evidence) -> Clue:

@@ -24,7 +24,7 @@ _CODE = re.compile(
     re.IGNORECASE,
 )
 _SIGNAL = re.compile(
-    r"\bsignals?\b[^\w\n]{0,3}(?:(SIG[A-Z]+)\b|(?:sig\w+[^\w\n]{1,3})?(\d{1,2})\b)",
+    r"(?<!closing )\bsignals?\b[^\w\n]{0,3}(?:(SIG[A-Z]+)\b|(?:sig\w+[^\w\n]{1,3})?(\d{1,2})\b)",
     re.IGNORECASE,
 )
 

@@ -20,8 +20,11 @@ _PASSING = re.compile(
 _WARNING = re.compile(
     r"^.{0,60}?\b\w*warning\b(?!=|\s+(?-i:[A-Z][a-z]+[A-Z]))", re.IGNORECASE
 )
-# Lines of code in a traceback, which may name any error.
-_CODE = re.compile(r"^(?:\[[^\]]{1,60}\]:? ?)? {4}")
+# Lines of code in a traceback, which may name any error; the fields of records do not.
+_CODE = re.compile(
+    r"^(?:\[[^\]]{1,60}\]:? ?)? {4}(?! *\W?(?:reason|message|error|status)\W{1,3}\s)",
+    re.IGNORECASE,
+)
 _PROGRESS = re.compile(
     r"\b(step|epoch|iter(?:ation)?s?|batch|it)\b[\"']?[ :=]{1,3}(\d+(?:\.\d+)?)"
     r"|\s(\d+)/\d+ \[\d",

@@ -13,7 +13,7 @@ from drivetrain_health.failures._failure_class import FailureClass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_GPU, _LINK = FailureClass.GPU_HARDWARE, FailureClass.INTERCONNECT
+_GPU = FailureClass.GPU_HARDWARE
 _XIDS = tomllib.loads(files(__package__).joinpath("xids.toml").read_text())
 _XID = re.compile(r"nvrm: xid \((?:pci:)?([0-9a-f:.]+)[^)]*\): (\d{1,4})\b(.*)")
 # Xid 154 says what the driver asks for from now on; 0 is nothing.
@@ -61,5 +61,5 @@ def clues_of_xid_lines(lines: Sequence[str]) -> list[Clue]:
             elif (clue := clue_of_xid(number, shortened(line))) is not None:
                 clues.append(clue)
         elif (found := _SXID.search(lowered)) is not None and found[2] == "fatal":
-            clues.append(Clue(_LINK, f"sxid-{found[1]}", shortened(line)))
+            clues.append(Clue(_GPU, f"sxid-{found[1]}", shortened(line)))
     return clues
