@@ -1,5 +1,7 @@
 """Gradients that are summed over ranks, in one step after another."""
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -382,6 +384,82 @@ def test_clipping_between_two_passes_is_refused():
     backward(layer)
     with pytest.raises(ProgramError, match="changed before they were sums"):
         reducer.finish(group)
+
+
+def keeps_gradients():
+    """Two ranks; what is kept is looked at after another step."""
+    dist.init_process_group("gloo")
+    body, _ = model()
+    wanted = [one for one in body.parameters() if one.requires_grad]
+    reducer = GradientReducer(wanted, bucket_bytes=300)
+    found = []
+    for scale in (1.0, 3.0):
+        reducer.begin()
+        reducer.send_with(dist.group.WORLD)
+        x = torch.full((1, 5), scale, dtype=torch.float64)
+        body(x).sum().backward()
+        local = [one.grad for one in wanted]
+        values = [one.clone() for one in local]
+        reducer.finish(dist.group.WORLD)
+        reducer.show()
+        sums = [one.grad for one in wanted]
+        found.append((local, values, sums, [one.clone() for one in sums]))
+        reducer.settle()
+    dist.destroy_process_group()
+    return found
+
+
+def test_gradients_that_a_script_keeps_stay_as_they_were():
+    for steps in run_ranks(keeps_gradients, 2, process_group=False):
+        for local, values, sums, total in steps:
+            assert all(map(torch.equal, local, values))
+            assert all(map(torch.equal, sums, total))
+            assert all(map(torch.allclose, sums, [2 * one for one in values]))
+
+
+def test_buckets_hold_nothing_between_two_steps():
+    layer, reducer, _ = make_layer()
+    two = TwoRanks()
+    reducer.begin()
+    backward(layer)
+    reducer.finish(two)
+    (buffer,) = {id(one._base): one._base for one in reducer.sums}.values()
+    assert [one is buffer for one in two.sent] == [True]
+    kept = weakref.ref(reducer.sums[0])
+    reducer.begin()
+    assert kept() is not None
+    backward(layer)
+    assert kept() is None
+
+
+class TwoRanks:
+    """Plays a rank that has the same gradients as this one."""
+
+    def __init__(self):
+        self.sent = []
+
+    def size(self):
+        return 2
+
+    def allreduce(self, tensors):
+        tensors[0].mul_(2)
+        self.sent += tensors
+        return self
+
+    def wait(self):
+        return True
+
+
+def test_change_of_rows_is_refused_too():
+    table = torch.nn.Embedding(5, 2, sparse=True)
+    reducer = GradientReducer(table.parameters())
+    for passes in (1, 2):
+        reducer.begin()
+        for _ in range(passes):
+            table(torch.tensor([1, 3])).sum().backward()
+            table.weight.grad.mul_(0.5)
+        with pytest.raises(ProgramError, match="changed before they were sums"):
+            reducer.finish(TwoRanks())
 
 
 def second_pass_on_one_rank():

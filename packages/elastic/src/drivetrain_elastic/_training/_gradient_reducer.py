@@ -2,25 +2,29 @@
 
 When a bucket may travel, and whose its gradients are:
 
-- In the last part of a step a bucket is copied and sent once a pass has filled it. The
-  script still has its own gradients. If they change, by a second pass or since they were
-  cleared, the bucket is sent again.
+- A pass leaves gradients where autograd puts them: they are the script's own. In the last
+  part of a step those of a bucket are copied and sent once a pass has made all of them. If
+  they change, by a second pass or since they were cleared, the bucket is sent again.
 - The last bucket waits until the loop over the parts has ended. Behind it travels which
   parameters have a gradient, so that one that no rank has touched has none afterwards.
 - After that loop the gradients are sums, and the script's to clip or to scale. A pass that
   would add to them what this rank alone has is refused.
+- A rank without peers copies and sends nothing: its gradients are the sums.
 """
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from drivetrain_elastic._membership._world_group import with_others
-from drivetrain_elastic._training._gradient_bucket import as_it_travels, in_buckets
+from drivetrain_elastic._training._gradient_bucket import as_placed, in_buckets
 from drivetrain_elastic._training._refusals import refuse
 
 if TYPE_CHECKING:
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _BUCKET_BYTES = 25 << 20
+# Of a gradient that any part may make anew.
+_ANY_PART = -1
 # Why nothing is taken between two steps.
 _NO_STEP = RuntimeError("no step has begun")
 
@@ -45,13 +51,13 @@ def _no() -> bool:
 class GradientReducer:
     """Adds up gradients over the ranks of whatever group it is given for a step.
 
-    Gradients come to lie in buckets, which are sent in the same order on all ranks;
-    `finish` sends those that are left. Sums are not divided: each rank weights its loss by
-    the part of the global batch that it has.
+    Gradients are copied to buckets, which are sent in the same order on all ranks; `finish`
+    sends those that are left. Sums are not divided: each rank weights its loss by the part
+    of the global batch that it has.
 
     Between `show` and `settle` the parameters have the sums as their gradients, and what
-    is done to them there is done to the sums. What the buckets hold then stays until the
-    backward pass of the next step begins: between two steps parameters have no gradients.
+    is done to them there is done to the sums, which then stay until the backward pass of
+    the next step begins: between two steps parameters have no gradients.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
     hold the same parts. Rows of sparse gradients are those that any rank has.
@@ -65,7 +71,7 @@ class GradientReducer:
         parameters: Those that need a gradient.
         part: Which part of the step a pass is made for.
         sums: The gradients of each parameter, None where no rank has any; None in place of
-            all of them for a step without an update.
+            all of them for a step without an update, or while a step is summed.
         has_news: Whether any rank had news as it sent its gradients; the same on all ranks
             in which `finish` has returned.
         has_wish: Whether any rank had a wish then, likewise.
@@ -93,10 +99,7 @@ class GradientReducer:
         self._has_let_go = False
         self._look_for_news: Callable[[], bool] = _no
         self._look_for_wish: Callable[[], bool] = _no
-        # In which part a parameter got its view; which ones autograd keeps elsewhere.
-        self._filled: dict[Tensor, int] = {}
-        self._elsewhere: set[Tensor] = set()
-        self._is_shown = self._is_late = False
+        self._is_shown = self._is_late = self._is_torn = False
         self.has_news = self.has_wish = False
         self.num_entered = 0
         # Autograd calls hooks from a thread for each device.
@@ -113,28 +116,29 @@ class GradientReducer:
             raise ValueError(message)
         self.close()
         self.parameters = parameters
-        # Backward reaches the last ones first.
-        self._buckets = in_buckets(parameters[::-1], self._bucket_bytes)
-        self._home = {one: b for b in self._buckets for one in b.parameters}
+        self._buckets = in_buckets(parameters, self._bucket_bytes)
+        self._home = {at: b for b in self._buckets for at in b.places}
+        # Of each: its gradient after the last pass, its version, and the part of the step.
+        self._seen: list[tuple[Tensor, int, int] | None] = [None] * len(parameters)
         self._handles = [
-            one.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
-            for one in parameters
+            one.register_post_accumulate_grad_hook(partial(self._take, at))  # type: ignore[no-untyped-call]
+            for at, one in enumerate(parameters)
         ]
 
-    def covers(self, parameters: Iterable[Tensor]) -> bool:
+    def covers(self, parameters: Sequence[Tensor]) -> bool:
         """Returns whether these are those that need a gradient here."""
-        wanted = [id(one) for one in parameters if one.requires_grad]
-        return wanted == [*map(id, self.parameters)]
+        is_as_many = len(parameters) == len(self.parameters)
+        return is_as_many and all(map(operator.is_, parameters, self.parameters))
 
     @property
     def device(self) -> torch.device:
         """Where gradients are; those that are made first, if they are at several places."""
-        return self._buckets[0].buffer.device
+        return self._buckets[0].device
 
     @property
     def ends_early(self) -> bool:
         """Whether a work ends here before it is done, as on GPUs it does."""
-        return any(bucket.buffer.device.type != "cpu" for bucket in self._buckets)
+        return any(bucket.device.type != "cpu" for bucket in self._buckets)
 
     def begin(
         self,
@@ -145,7 +149,7 @@ class GradientReducer:
         """Begins a step: backward passes add up gradients, and send nothing.
 
         Args:
-            let_go: Called before the gradients of the last step are written over; with a
+            let_go: Called before the gradients of the last step are dropped; with a
                 RuntimeError it keeps them, and ends this step.
             look_for_news: Called as late as can be; returns whether this rank has news.
             look_for_wish: Likewise; returns whether it has a wish.
@@ -153,12 +157,8 @@ class GradientReducer:
         self._let_go = let_go
         self._has_let_go = False
         self._look_for_news, self._look_for_wish = look_for_news, look_for_wish
-        self.hide()
-        self._group, self._failed = None, None
-        self._works, self._num_sent = [], 0
-        self._filled, self._elsewhere = {}, set()
-        for bucket in self._buckets:
-            bucket.begin()
+        self.abandon()
+        self._failed = None
 
     def send_with(self, group: ProcessGroup) -> None:
         """Lets the next backward pass, of the last part of the step, send as it goes.
@@ -166,48 +166,65 @@ class GradientReducer:
         Args:
             group: The ranks; each of them does the same.
         """
-        for bucket in self._buckets:
-            bucket.missing = set(bucket.parameters)
-        self._group = group if self._sends_early else None
+        # The last bucket waits in any case.
+        if self._sends_early and len(self._buckets) > 1 and group.size() > 1:
+            self._group = group
 
-    @torch.no_grad()
-    def _take(self, parameter: Tensor) -> None:
-        """Takes what a backward pass has made; it is no place to tell of failures."""
-        bucket = self._home[parameter]
-        view, gradient = bucket.views[parameter], parameter.grad
+    def _take(self, at: int, parameter: Tensor) -> None:
+        """Looks at what a pass has made; it is no place to tell of failures."""
+        gradient = parameter.grad
         assert gradient is not None
         # Rows are added up as they are, and what is to be derived again keeps its graph.
         is_kept = gradient.is_sparse or gradient.requires_grad
-        if gradient is not view and not is_kept:
+        is_wrapped = isinstance(gradient, DTensor)
+        if isinstance(gradient, DTensor) and not is_kept:
             # Also where it is not wanted: ranks that share a copy do so together.
-            parameter.grad = as_it_travels(gradient, view)
+            with torch.no_grad():
+                parameter.grad = gradient = as_placed(gradient, parameter)
+        version, before = _version(gradient), self._seen[at]
+        if before is not None and not is_wrapped:
+            # A pass that adds to a gradient writes to it once. Where it has made another
+            # one, what an earlier part has left is lost. DTensors count otherwise.
+            if before[0] is gradient:
+                is_right = version == before[1] + 1
+            else:
+                is_right = is_kept or before[2] in {_ANY_PART, self.part}
+            self._is_torn = self._is_torn or not is_right
+        self._seen[at] = (gradient, version, _ANY_PART if is_kept else self.part)
+        self._is_late = self._is_late or self._is_shown
+        if self._has_let_go and self._group is None:
+            return
         with self._lock:
-            self._is_late |= self._is_shown
-            if is_kept:
-                self._elsewhere.add(parameter)
-            if not self._may_write() or is_kept:
-                return
-            # Cleared since: what an earlier part has left here would be lost.
-            is_lost = self._filled.setdefault(parameter, self.part) != self.part
-            bucket.is_torn |= is_lost and gradient is not view
-            bucket.take(parameter)
-            if self._group is None:
-                return
-            while self._num_sent < len(self._buckets) - 1 and not self._failed:
-                bucket = self._buckets[self._num_sent]
-                if bucket.missing:
-                    break
-                try:
-                    self._num_sent += 1
-                    self._start(bucket.start())
-                except RuntimeError as error:
-                    self._failed = error
+            if self._may_write() and self._group is not None:
+                self._send_early(at, is_kept=is_kept)
+
+    @torch.no_grad()
+    def _send_early(self, at: int, *, is_kept: bool) -> None:
+        home = self._home[at]
+        home.is_stale = home.buffer is not None
+        if not is_kept:
+            home.missing.discard(at)
+        while self._num_sent < len(self._buckets) - 1:
+            bucket = self._buckets[self._num_sent]
+            if bucket.missing:
+                break
+            try:
+                self._num_sent += 1
+                self._start(bucket.fill(self._grads()))
+            except RuntimeError as error:
+                self._failed = error
+                break
+
+    def _grads(self) -> list[Tensor | None]:
+        return [one.grad for one in self.parameters]
 
     def _may_write(self) -> bool:
+        """Drops the sums of the last step, once; returns whether this step goes on."""
         if not self._failed and not self._has_let_go:
             self._has_let_go = True
             try:
                 self._let_go()
+                self.sums = None
             except RuntimeError as error:
                 self._failed = error
         return self._failed is None
@@ -243,79 +260,86 @@ class GradientReducer:
                 no sums.
         """
         self._group = group
-        grads = [one.grad for one in self.parameters]
+        grads = self._grads()
         try:
             if not self._may_write():
                 assert self._failed is not None
                 raise self._failed
-            self._require_untouched()
-            self._fill(grads)
-            # Copies of these too: another rank may have to send one of them again.
-            for bucket in self._buckets[self._num_sent : -1]:
-                self._start(bucket.start())
-            self._start(self._buckets[-1].buffer)
-            self._wait()
-            flags = self._buckets[-1].flags.tolist()
-            self.has_news, self.has_wish = flags[0] > 0, flags[1] > 0
-            for bucket, is_stale in zip(self._buckets, flags[2:], strict=False):
-                if is_stale:
-                    self._sends_early = False
-                    self._start(bucket.buffer)
-                elif bucket.wire is not None:
-                    bucket.buffer.copy_(bucket.wire)
-                bucket.wire = None
-            self._wait()
-            self.sums = self._sums(flags[2 + len(self._buckets) :], grads)
+            self._require_untouched(grads)
+            told = [self._look_for_news(), self._look_for_wish()]
+            if group.size() == 1:
+                self.has_news, self.has_wish = told
+                self.sums = [*map(_without_graph, grads)]
+            else:
+                self.sums = self._reduce(grads, told)
         finally:
             self.abandon()
-        for device in {bucket.buffer.device for bucket in self._buckets}:
+        for device in {bucket.device for bucket in self._buckets}:
             # On a GPU the end of a work says only in which order things will happen.
             _synchronize(device)
 
-    def _fill(self, grads: Sequence[Tensor | None]) -> None:
-        """Makes the buckets ready to be sent, and notes what is told with the last one."""
-        is_stale = [bucket.is_stale for bucket in self._buckets]
-        told = [self._look_for_news(), self._look_for_wish(), *is_stale]
+    def _reduce(
+        self, grads: Sequence[Tensor | None], told: list[bool]
+    ) -> list[Tensor | None]:
+        """Sends what is left, and what is stale once more; returns the sums."""
+        last = self._buckets[-1]
+        told += [bucket.is_stale for bucket in self._buckets]
         told += [one is not None for one in grads]
-        told += [_has_rows(one) for one in grads]
-        for bucket, is_again in zip(self._buckets, is_stale, strict=True):
-            if is_again or bucket.wire is None:
-                bucket.fill()
-        flags = self._buckets[-1].flags
-        flags.copy_(torch.tensor(told, dtype=flags.dtype))
+        told += map(_has_rows, grads)
+        for bucket in self._buckets[self._num_sent :]:
+            self._start(bucket.fill(grads, told if bucket is last else ()))
+        self._wait()
+        flags = last.told()
+        self.has_news, self.has_wish = flags[0] > 0, flags[1] > 0
+        for bucket, is_stale in zip(self._buckets, flags[2:], strict=False):
+            if is_stale:
+                self._sends_early = False
+                self._start(bucket.fill(grads))
+        self._wait()
+        return self._sums(flags[2 + len(self._buckets) :], grads)
 
     def _sums(
         self, flags: list[float], grads: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         """Returns the sums: rows where all ranks that have a gradient have rows."""
-        sums: list[Tensor | None] = []
-        for at, (one, grad) in enumerate(zip(self.parameters, grads, strict=True)):
-            num_ranks, num_with_rows = flags[at], flags[len(grads) + at]
-            total = self._home[one].views[one]
-            if 0 < num_ranks == num_with_rows:
-                rows = torch.zeros(len(one), dtype=torch.int32, device=one.device)
-                if grad is not None:
-                    rows[grad._indices()[0]] = 1
-                self._start(rows)
-                self._wait()
-                places = rows.nonzero().T
-                total = torch.sparse_coo_tensor(
-                    places,
-                    total[places[0]],
-                    total.shape,
-                    check_invariants=False,
-                    is_coalesced=True,
-                )
-            sums.append(total if num_ranks > 0 else None)
+        sums: list[Tensor | None] = [None] * len(grads)
+        for bucket in self._buckets:
+            for at, total in zip(bucket.places, bucket.sums(), strict=True):
+                num_ranks, num_with_rows = flags[at], flags[len(grads) + at]
+                if 0 < num_ranks == num_with_rows:
+                    total = self._rows_of(total, grads[at])
+                if num_ranks > 0:
+                    sums[at] = total
         return sums
 
-    def _require_untouched(self) -> None:
-        """Refuses what was done to the gradients of this rank alone."""
-        is_replaced = any(
-            one.grad is not None and one.grad is not self._home[one].views[one]
-            for one in self._filled.keys() - self._elsewhere
+    def _rows_of(self, total: Tensor, gradient: Tensor | None) -> Tensor:
+        """Returns the rows of a sum that any rank has."""
+        rows = torch.zeros(len(total), dtype=torch.int32, device=total.device)
+        if gradient is not None:
+            rows[gradient._indices()[0]] = 1
+        self._start(rows)
+        self._wait()
+        places = rows.nonzero().T
+        return torch.sparse_coo_tensor(
+            places,
+            total[places[0]],
+            total.shape,
+            check_invariants=False,
+            is_coalesced=True,
         )
-        if is_replaced or any(bucket.is_touched for bucket in self._buckets):
+
+    def _require_untouched(self, grads: Sequence[Tensor | None]) -> None:
+        """Refuses what was done to the gradients of this rank alone."""
+        for at, (gradient, seen) in enumerate(zip(grads, self._seen, strict=True)):
+            if seen is None:
+                continue
+            if gradient is None:
+                # Cleared since, perhaps after it was sent.
+                home = self._home[at]
+                home.is_stale = home.buffer is not None
+            elif gradient is not seen[0] or _version(gradient) != seen[1]:
+                self._is_torn = True
+        if self._is_torn:
             refuse("changed")
 
     def show(self) -> None:
@@ -332,7 +356,7 @@ class GradientReducer:
             ProgramError: A backward pass has added to the sums what this rank alone has.
         """
         assert self.sums is not None
-        grads = [one.grad for one in self.parameters]
+        grads = self._grads()
         is_new = any(
             total is None and grad is not None
             for total, grad in zip(self.sums, grads, strict=True)
@@ -346,7 +370,11 @@ class GradientReducer:
         """Ends a step, and waits until nothing is under way."""
         with contextlib.suppress(RuntimeError):
             self._wait()
-        self._group, self._failed = None, _NO_STEP
+        self._group, self._failed, self._num_sent = None, _NO_STEP, 0
+        self._is_torn = False
+        self._seen = [None] * len(self.parameters)
+        for bucket in self._buckets:
+            bucket.begin()
         self.hide()
 
     @contextlib.contextmanager
@@ -364,14 +392,29 @@ class GradientReducer:
         for one in self.parameters:
             one.grad = None
 
-    def views(self) -> list[Tensor]:
+    def room(self) -> list[Tensor]:
         """Returns where the sums of another rank may be put."""
-        return [self._home[one].views[one] for one in self.parameters]
+        return [*map(torch.empty_like, self.parameters)]
 
     def close(self) -> None:
         """Leaves the parameters alone."""
         for handle in self._handles:
             handle.remove()
+
+
+def _version(gradient: Tensor) -> int:
+    """Returns how often a gradient was written to."""
+    if isinstance(gradient, DTensor):
+        # DTensors count their versions themselves, and not as their parts do.
+        return gradient._version + gradient.to_local()._version
+    return gradient._version
+
+
+def _without_graph(gradient: Tensor | None) -> Tensor | None:
+    """Returns a gradient as the sum of a rank that has no peers."""
+    if gradient is None or not (gradient.is_sparse or gradient.requires_grad):
+        return gradient
+    return gradient.coalesce() if gradient.is_sparse else gradient.detach()
 
 
 def _has_rows(gradient: Tensor | None) -> bool:

@@ -381,7 +381,8 @@ class ElasticLoop:
         self._training.reducer.hide()
         self._save()
         # Where copies have parts, all have voted before, but some may not have heard it.
-        if self._world.assignment.unit == 1 or self.is_done:
+        assignment = self._world.assignment
+        if len(assignment.members) > 1 and (assignment.unit == 1 or self.is_done):
             self._cast_vote()
         if self._world is not None:
             self._gc_pause.end()

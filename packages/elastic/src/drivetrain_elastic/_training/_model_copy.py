@@ -67,9 +67,6 @@ def require_in_copy(
             lost = RankLostError("it failed on another rank of this copy of the model")
     if lost is None:
         return
-    if len(assignment.members) == 1 and not world.is_broken:
-        # Nobody is there who could be lost.
-        raise lost.__cause__ or lost
     raise StepLostError(str(lost)) from lost
 
 

@@ -82,7 +82,10 @@ class Training:
         self.optimizers = as_optimizers(optimizer)
         _require_shapes(model)
         self._of_model = list(model.parameters())
-        self.reducer = GradientReducer(self._parameters())
+        # All that may have gradients, and what optimizers had when that was looked up.
+        self._all: list[torch.Tensor] = []
+        self._optimized: list[int] | None = None
+        self.reducer = GradientReducer(self._wanted())
         self._own: dict[str, object] = {"model": model, "optimizer": self.optimizers[0]}
         for at, one in enumerate(self.optimizers[1:], 1):
             self._own[f"optimizer.{at}"] = one
@@ -142,7 +145,7 @@ class Training:
         """
         self._block = self._schedule.block(self.position, num_copies=num_copies)
         self._num_copies = num_copies
-        wanted = [one for one in self._parameters() if one.requires_grad]
+        wanted = self._wanted()
         if not self.reducer.covers(wanted):
             let_go()
             self.reducer.cover(wanted)
@@ -185,7 +188,7 @@ class Training:
 
     def take_gradients(self, group: ProcessGroup, source: int) -> None:
         """Receives the gradients of a step that this rank has not reduced."""
-        entries: dict[str, Any] = {**self._others, _GRADIENTS: self.reducer.views()}
+        entries: dict[str, Any] = {**self._others, _GRADIENTS: self.reducer.room()}
         # Without others all of its own state stays, whatever comes.
         self.has_state, self.is_torn = not self._others, bool(self._others)
         take_state(group, source, entries)
@@ -194,8 +197,19 @@ class Training:
         self.has_state, self.is_torn = True, False
         self.reduced = self.step + 1
 
+    def _wanted(self) -> list[torch.Tensor]:
+        """Returns what needs a gradient now: also what optimizers have beside the model."""
+        optimized = [
+            id(one)
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for one in group["params"]
+        ]
+        if optimized != self._optimized:
+            self._all, self._optimized = self._parameters(), optimized
+        return [one for one in self._all if one.requires_grad]
+
     def _parameters(self) -> list[torch.Tensor]:
-        """Returns all that may have gradients: also what optimizers have beside the model."""
         found: dict[torch.Tensor, None] = dict.fromkeys(self._of_model)
         for optimizer in self.optimizers:
             # Copies that an optimizer makes of parameters get no gradients.
@@ -249,7 +263,7 @@ class Training:
         Raises:
             ProgramError: There are some.
         """
-        if not self.reducer.covers(self._parameters()):
+        if not self.reducer.covers(self._wanted()):
             refuse("uncovered")
 
     @torch.no_grad()
