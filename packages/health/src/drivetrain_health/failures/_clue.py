@@ -111,6 +111,8 @@ def _read_signs(path: Any) -> dict[str, list[Sign]]:
 
 
 def _sign(row: dict[str, Any], pattern: str, example: str) -> Sign:
+    if "unless" in row:
+        pattern = f"^(?!.*(?:{row['unless']})).*?(?:{pattern})"
     compiled = re.compile(pattern, re.MULTILINE)
     if not compiled.search(example.lower()):
         message = f"the pattern {pattern!r} is not found in its example {example!r}"

@@ -11,14 +11,17 @@ if TYPE_CHECKING:
 
 # What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
 _PASSING = re.compile(
-    r"^.{0,60}?\b(?:info|debug)\b(?!=)"
+    r"^.{0,60}?\b(?:info|debug)\b(?!=|: task )"
+    r"|thrown while requesting|failed to sample|\[w\S* socket\.cpp.{0,40}client socket|entering retry|retry succeeded|reconnected"
     r"|\b(?:retrying|trying the next|(?:skipp|ignor)(?:ed|ing):? (?:a|the|this|\d+|bad|"
     r"broken|corrupt\w*|damaged|batch|file|image|line|record|sample|shard)\b)",
     re.IGNORECASE,
 )
 # A warning of Kubernetes has its reason behind it, in one word.
 _WARNING = re.compile(
-    r"^.{0,60}?\b\w*warning\b(?!=|\s+(?-i:[A-Z][a-z]+[A-Z]))", re.IGNORECASE
+    r"^.{0,60}?\b\w*warning\b(?!=|\s+(?-i:[A-Z][a-z]+[A-Z])|\s{2,}(?-i:[A-Z]))"
+    r"|^(?:\[[^\]]{1,20}\]:)?\[?(?-i:W)\d{0,4} ",
+    re.IGNORECASE,
 )
 # Lines of code in a traceback, which may name any error; the fields of records do not.
 _CODE = re.compile(
