@@ -339,10 +339,10 @@ def test_master_over_tls_serves_other_machines(tmp_path, capsys):
     if not shutil.which("openssl"):
         pytest.skip("no openssl")
     subprocess.run(words.split(), cwd=tmp_path, check=True, capture_output=True)
-    from drivetrain_elastic._client._tls import server_credentials
+    from drivetrain_elastic._client._tls import server_context
 
     certificate, key = (tmp_path / name for name in ("cert.pem", "key.pem"))
-    tls = server_credentials(str(certificate), str(key))
+    tls = server_context(str(certificate), str(key))
     trusted = grpc.ssl_channel_credentials(certificate.read_bytes())
     with Master(tmp_path / "job.db", address="0.0.0.0:0", tls=tls) as master:
         port = master.address.rsplit(":", 1)[1]
@@ -364,12 +364,12 @@ def test_master_over_tls_serves_other_machines(tmp_path, capsys):
 
 @pytest.mark.parametrize("pair", [("cert.pem", None), (None, "key.pem")])
 def test_tls_needs_both_files(pair):
-    from drivetrain_elastic._client._tls import server_credentials
+    from drivetrain_elastic._client._tls import server_context
 
     with pytest.raises(ProgramError, match="both a certificate and its key"):
-        server_credentials(*pair)
+        server_context(*pair)
     with pytest.raises(ProgramError, match=r"TLS: .*No such file"):
-        server_credentials("none.pem", "none.pem")
+        server_context("none.pem", "none.pem")
 
 
 @pytest.mark.extra

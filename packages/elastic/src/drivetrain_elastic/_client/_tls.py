@@ -12,9 +12,7 @@ from drivetrain_core import ProgramError
 from drivetrain_core.commands import reason_of
 
 
-def server_credentials(
-    certificate: str | None, key: str | None
-) -> grpc.ServerCredentials | None:
+def server_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
     """Returns what a server proves itself with, or None if no files are named.
 
     Args:
@@ -29,10 +27,11 @@ def server_credentials(
     if certificate is None or key is None:
         message = "TLS needs both a certificate and its key, got one of them"
         raise ProgramError(message)
-    read = _read(key), _read(certificate)
-    # gRPC would find it as the first client comes.
+    for path in (key, certificate):
+        _read(path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2"])
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key, password=str)
     except (ssl.SSLError, ValueError) as error:
         message = (
@@ -40,7 +39,7 @@ def server_credentials(
             f"a password: {error}"
         )
         raise ProgramError(message) from error
-    return grpc.ssl_server_credentials([read])
+    return context
 
 
 def channel_credentials(authority: str | None = None) -> grpc.ChannelCredentials | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from drivetrain_core.commands import UsageError, as_wrong_use
 from drivetrain_core.processes import end_with_parent
 from drivetrain_elastic._client._address import check_host, check_port, is_loopback
-from drivetrain_elastic._client._tls import server_credentials
+from drivetrain_elastic._client._tls import server_context
 from drivetrain_elastic._client._token import make_token, read_token, write_token
 from drivetrain_elastic._commands._blocked_signals import is_ended
 from drivetrain_elastic._master._master import Master
@@ -44,7 +45,7 @@ def serve(arguments: argparse.Namespace) -> int:
     if (arguments.tls_certificate is None) != (arguments.tls_key is None):
         message = "--tls-certificate FILE and --tls-key FILE go together"
         raise UsageError(message)
-    tls = server_credentials(arguments.tls_certificate, arguments.tls_key)
+    tls = server_context(arguments.tls_certificate, arguments.tls_key)
     # What a master that stands ready lacks should not show only when it takes over.
     _check_address(arguments.address, has_tls=tls is not None)
     if arguments.metrics is not None:
@@ -54,6 +55,9 @@ def serve(arguments: argparse.Namespace) -> int:
         lease = lease_of(journal, token=token)
     if lease is not None and not _stand_ready(lease, arguments):
         return 0
+    # Its streams are many objects, and nothing of them is garbage: to look through them all
+    # every few seconds keeps a thousand agents waiting.
+    gc.set_threshold(5_000, 10, 100)
     with Master(
         journal,
         address=arguments.address,

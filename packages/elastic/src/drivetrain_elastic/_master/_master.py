@@ -27,9 +27,8 @@ from drivetrain_elastic.protocol import messages as pb
 
 if TYPE_CHECKING:
     import os
+    import ssl
     from typing import Self
-
-    import grpc
 
     from drivetrain_elastic.journal import Journal, Lease, Record
 
@@ -54,7 +53,7 @@ class Master:
             serves the job, and gives way when it loses its lease.
         address: Where to listen, `host:port`; port 0 takes one that is free.
         token: Whoever knows it may take part; a new one by default.
-        tls: Certificates of the server. Without them only this machine can reach it.
+        tls: The certificate of the server. Without it only this machine can reach it.
         patience_s: How long a worker may hold shards without a word.
         node_timeout_s: After what silence a node is gone; its agent is heard of four
             times as often.
@@ -86,7 +85,7 @@ class Master:
         *,
         address: str = "127.0.0.1:0",
         token: str | None = None,
-        tls: grpc.ServerCredentials | None = None,
+        tls: ssl.SSLContext | None = None,
         patience_s: float = 60.0,
         node_timeout_s: float = 2.0,
         lease: Lease | None = None,
@@ -167,9 +166,7 @@ class Master:
                     self.metrics = await metrics.listen(self.metrics)
                 host = self.address.rsplit(":", 1)[0]
                 port = await stack.enter_async_context(
-                    serving(
-                        servicer, self.address, token=self.token, credentials=self._tls
-                    )
+                    serving(servicer, self.address, token=self.token, tls=self._tls)
                 )
                 self.address = f"{host}:{port}"
                 self._leadership.publish(self.address)

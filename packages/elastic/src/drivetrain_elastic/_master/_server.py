@@ -18,11 +18,11 @@ from drivetrain_elastic._master._front_proxy import FrontProxy
 from drivetrain_elastic.protocol._service import MAX_MESSAGE_BYTES, METHODS, SERVICE
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator
 
 _HANDOVER_S = 2.0
 _SOCKET = "server"
-_HTTP2, _TLS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\x16\x03"
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", 16 << 10),
@@ -40,7 +40,7 @@ async def serving(
     address: str,
     *,
     token: str,
-    credentials: grpc.ServerCredentials | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[int]:
     """Serves while a block runs; gives the port.
 
@@ -49,12 +49,12 @@ async def serving(
             the call answers with a stream. A call without one is not served.
         address: Where to listen, `host:port`; port 0 takes one that is free.
         token: Of the job.
-        credentials: For TLS. Without them only this machine may be served.
+        tls: With which the port is served. Without it only this machine may be served.
 
     Raises:
         ProgramError: The address cannot be had, or would be open to others without TLS.
     """
-    if credentials is None and not is_loopback(address):
+    if tls is None and not is_loopback(address):
         message = (
             f"{address} can be reached from other machines, so the master needs a "
             "certificate there: pass tls="
@@ -62,9 +62,9 @@ async def serving(
         raise ProgramError(message)
     folder = make_folder(_SOCKET)
     path = f"{folder}/{_SOCKET}"
-    proxy = FrontProxy(path, _HTTP2 if credentials is None else _TLS)
+    proxy = FrontProxy(path, token, tls)
     server = grpc.aio.server(
-        interceptors=[AuthInterceptor(token, proxy)],
+        interceptors=[AuthInterceptor(token)],
         options=_OPTIONS,
         maximum_concurrent_rpcs=None,
     )
@@ -81,10 +81,7 @@ async def serving(
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(SERVICE, handlers),)
     )
-    if credentials is None:
-        server.add_insecure_port(f"unix:{path}")
-    else:
-        server.add_secure_port(f"unix:{path}", credentials)
+    server.add_insecure_port(f"unix:{path}")
     try:
         await server.start()
         await _until_free(address)

@@ -90,8 +90,7 @@ class MetricsServer:
     async def _answer(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        name = str(id(writer))
-        self._strangers.add(name, writer.transport)
+        self._strangers.add(writer.transport)
         # Whoever says too little or too much, or does not read, is not waited for.
         with contextlib.suppress(OSError, EOFError, asyncio.LimitOverrunError):
             request = await reader.readuntil(b"\r\n\r\n")
@@ -103,7 +102,7 @@ class MetricsServer:
             await writer.drain()
             writer.close()
             await writer.wait_closed()
-        self._strangers.drop(name)
+        self._strangers.drop(writer.transport)
 
     def close(self) -> None:
         """Ends the service."""
