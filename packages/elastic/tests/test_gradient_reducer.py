@@ -417,37 +417,72 @@ def test_gradients_that_a_script_keeps_stay_as_they_were():
             assert all(map(torch.allclose, sums, [2 * one for one in values]))
 
 
-def test_buckets_hold_nothing_between_two_steps():
-    layer, reducer, _ = make_layer()
-    two = TwoRanks()
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+def test_sums_of_large_models_are_dropped_by_the_next_backward_pass(bucket_bytes):
+    layer = torch.nn.Linear(2, 2)
+    reducer = GradientReducer(layer.parameters(), bucket_bytes=bucket_bytes)
+    assert reducer.keeps_sums is (bucket_bytes > 1)
+    for _ in range(2):
+        reducer.begin()
+        backward(layer)
+        reducer.finish(TwoRanks())
+        total = weakref.ref(reducer.sums[0])
+        reducer.begin()
+        assert total() is not None
+        backward(layer)
+        assert (total() is not None) is reducer.keeps_sums
+
+
+def test_kept_sums_outlive_a_step_that_breaks():
+    layer = torch.nn.Linear(2, 2)
+    reducer, two = GradientReducer(layer.parameters()), TwoRanks()
+    for is_broken in (False, True):
+        reducer.begin()
+        backward(layer)
+        two.is_broken = is_broken
+        if is_broken:
+            with pytest.raises(RuntimeError, match="gone"):
+                reducer.finish(two)
+        else:
+            reducer.finish(two)
+    assert shown(reducer, layer) == 2 * 6
+
+
+def test_sums_without_a_vote_are_kept_whatever_parameters_come():
+    layer = torch.nn.Linear(2, 2)
+    reducer = GradientReducer(layer.parameters())
     reducer.begin()
     backward(layer)
-    reducer.finish(two)
-    (buffer,) = {id(one._base): one._base for one in reducer.sums}.values()
-    assert [one is buffer for one in two.sent] == [True]
-    kept = weakref.ref(reducer.sums[0])
+    reducer.finish(TwoRanks())
+    sums = reducer.sums
+    more = torch.nn.Linear(2, 2, dtype=torch.float64)
+    reducer.cover([*layer.parameters(), *more.parameters()])
+    assert not reducer.keeps_sums
     reducer.begin()
-    assert kept() is not None
     backward(layer)
-    assert kept() is None
+    assert reducer.sums is sums
+    reducer.finish(TwoRanks())
+    reducer.begin()
+    backward(layer)
+    assert reducer.sums is None
 
 
 class TwoRanks:
     """Plays a rank that has the same gradients as this one."""
 
     def __init__(self):
-        self.sent = []
+        self.is_broken = False
 
     def size(self):
         return 2
 
     def allreduce(self, tensors):
         tensors[0].mul_(2)
-        self.sent += tensors
         return self
 
     def wait(self):
-        return True
+        if self.is_broken:
+            raise RuntimeError("a rank is gone")
 
 
 def test_change_of_rows_is_refused_too():

@@ -9,33 +9,41 @@ from drivetrain_elastic.decisions.steps import Action, Do, Progress, resolve
 
 # What a rank does in a step, in this order. "Ended" waits for all ranks to have entered.
 PHASES = ["compute", "enter reduction", "reduced", "apply", "enter vote", "voted"]
+VOTE = ("vote", "voted")
 
 
 class Rank:
-    """One rank: its model is the list of updates that it has applied."""
+    """One rank: its model is the list of updates that it has applied.
 
-    def __init__(self):
+    Args:
+        keeps: Whether it keeps the gradients of a step until it has those of the next one,
+            and makes no votes.
+    """
+
+    def __init__(self, keeps=False):
+        self.phases = [one for one in PHASES if not (keeps and one.endswith(VOTE))]
+        self.keeps = keeps
         self.model, self.gradients = [], None
         self.step, self.phase = 1, 0
         self.reduced = 0
 
     def can_move(self, ranks):
-        name = PHASES[self.phase]
+        name = self.phases[self.phase]
         if name in {"reduced", "voted"}:
             return all((r.step, r.phase) >= (self.step, self.phase) for r in ranks)
         return True
 
     def move(self):
-        name = PHASES[self.phase]
-        if name == "compute":
-            # From here on the old gradients are overwritten.
+        name = self.phases[self.phase]
+        if name == "compute" and not self.keeps:
+            # From here on the old gradients are gone.
             self.gradients = None
         elif name == "reduced":
             self.gradients, self.reduced = self.step, self.step
         elif name == "apply":
             self.model.append(self.gradients)
         self.phase += 1
-        if self.phase == len(PHASES):
+        if self.phase == len(self.phases):
             self.step, self.phase = self.step + 1, 0
 
     def progress(self):
@@ -58,9 +66,14 @@ def carry_out(ranks, resolution):
 
 @pytest.mark.slow
 @settings(max_examples=500, deadline=None)
-@given(data=st.data(), num=st.integers(2, 6), num_moves=st.integers(0, 120))
-def test_survivors_agree_whatever_the_moment(data, num, num_moves):
-    ranks = [Rank() for _ in range(num)]
+@given(
+    data=st.data(),
+    num=st.integers(2, 6),
+    num_moves=st.integers(0, 120),
+    keeps=st.booleans(),
+)
+def test_survivors_agree_whatever_the_moment(data, num, num_moves, keeps):
+    ranks = [Rank(keeps) for _ in range(num)]
     for _ in range(num_moves):
         able = [rank for rank in ranks if rank.can_move(ranks)]
         data.draw(st.sampled_from(able)).move()

@@ -56,8 +56,8 @@ class GradientReducer:
     of the global batch that it has.
 
     Between `show` and `settle` the parameters have the sums as their gradients, and what
-    is done to them there is done to the sums, which then stay until the backward pass of
-    the next step begins: between two steps parameters have no gradients.
+    is done to them there is done to the sums, which then stay at least until the backward
+    pass of the next step begins: between two steps parameters have no gradients.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
     hold the same parts. Rows of sparse gradients are those that any rank has.
@@ -76,6 +76,9 @@ class GradientReducer:
             in which `finish` has returned.
         has_wish: Whether any rank had a wish then, likewise.
         num_entered: How many collectives were begun, in all steps.
+        keeps_sums: Whether the sums of a step stay until those of the next one are there,
+            which every rank must have come for. Of large models they would be too much
+            memory, and on GPUs an operation that was broken off looks like one that is done.
 
     Raises:
         ValueError: No parameter needs a gradient.
@@ -95,6 +98,8 @@ class GradientReducer:
         # Whether what is sent early was not to be sent again so far.
         self._sends_early = True
         self._failed: RuntimeError | None = _NO_STEP
+        # As `keeps_sums` says of those that are here: parameters may have changed since.
+        self._drops_sums = True
         self._let_go: Callable[[], None] = _do_nothing
         self._has_let_go = False
         self._look_for_news: Callable[[], bool] = _no
@@ -118,6 +123,7 @@ class GradientReducer:
         self.parameters = parameters
         self._buckets = in_buckets(parameters, self._bucket_bytes)
         self._home = {at: b for b in self._buckets for at in b.places}
+        self.keeps_sums = len(self._buckets) == 1 and not self.ends_early
         # Of each: its gradient after the last pass, its version, and the part of the step.
         self._seen: list[tuple[Tensor, int, int] | None] = [None] * len(parameters)
         self._handles = [
@@ -219,12 +225,13 @@ class GradientReducer:
         return [one.grad for one in self.parameters]
 
     def _may_write(self) -> bool:
-        """Drops the sums of the last step, once; returns whether this step goes on."""
+        """Lets go of the last step, once; returns whether this step goes on."""
         if not self._failed and not self._has_let_go:
             self._has_let_go = True
             try:
                 self._let_go()
-                self.sums = None
+                if self._drops_sums:
+                    self.sums = None
             except RuntimeError as error:
                 self._failed = error
         return self._failed is None
@@ -272,6 +279,7 @@ class GradientReducer:
                 self.sums = [*map(_without_graph, grads)]
             else:
                 self.sums = self._reduce(grads, told)
+            self._drops_sums = not self.keeps_sums
         finally:
             self.abandon()
         for device in {bucket.device for bucket in self._buckets}:

@@ -381,8 +381,11 @@ class ElasticLoop:
         self._training.reducer.hide()
         self._save()
         # Where copies have parts, all have voted before, but some may not have heard it.
-        assignment = self._world.assignment
-        if len(assignment.members) > 1 and (assignment.unit == 1 or self.is_done):
+        # Where sums are kept, the next step is the vote, if this world makes it.
+        is_whole = self._world.assignment.unit == 1
+        is_due = self._has_news or not self._training.reducer.keeps_sums
+        is_alone = len(self._world.assignment.members) == 1
+        if not is_alone and (self.is_done or (is_whole and is_due)):
             self._cast_vote()
         if self._world is not None:
             self._gc_pause.end()

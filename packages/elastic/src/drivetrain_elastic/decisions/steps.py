@@ -6,8 +6,9 @@ A step of data-parallel training, on every rank:
 
 A reduction ends on a rank only if all ranks have contributed; it may have ended on some of
 them, and not on others, when one dies. The vote is a reduction of nothing, which a rank
-enters when it has its reduced gradients, and it must have ended before a rank overwrites
-them, in the backward pass of the next step. So there are two cases, and what the survivors
+enters when it has its reduced gradients, and it must have ended before a rank drops them,
+in the backward pass of the next step. Where they are small they are kept until those of the
+next step are there, which is a vote as well. So there are two cases, and what the survivors
 know tells them apart:
 
 - nobody has all of the step's reduced gradients: nobody has applied them, and all make the
