@@ -8,10 +8,7 @@ from functools import partial
 
 import pytest
 
-from drivetrain_cloud._commands.cost_options import populate_cost_parser
-from drivetrain_cloud._commands.simulate_spot_options import (
-    populate_simulate_spot_parser,
-)
+from drivetrain_cloud._commands.commands import populate_command
 from drivetrain_cloud.cost import (
     UsageError,
     UsageRecord,
@@ -36,8 +33,8 @@ def call(capsys, monkeypatch):
     """Runs a command; returns its exit status, output and errors."""
     monkeypatch.setenv("COLUMNS", "200")
 
-    def run(populate, *options):
-        status = run_one("cost", populate, options)
+    def run(name, *options):
+        status = run_one(name, partial(populate_command, name=name), options)
         return status, *capsys.readouterr()
 
     return run
@@ -164,7 +161,7 @@ def usage_file(tmp_path):
 
 
 def test_cost_shows_the_bill(call, usage_file):
-    status, out, err = call(populate_cost_parser, usage_file)
+    status, out, err = call("cost", usage_file)
     assert (status, err) == (0, "")
     assert "51.2000 USD for 7,200 samples; 4.000 h training" in out
     assert "7111.1111 USD per million samples" in out
@@ -184,14 +181,14 @@ def test_cost_names_offers_in_full_and_the_price_that_savings_are_counted_agains
     spot = use("spot-0-of-a-name-that-is-long", was_taken=True)
     write_usage(path, record(spot, usage=Usage(nodes=(spot,), phases=phases)))
     monkeypatch.setenv("COLUMNS", "80")
-    _, out, _ = call(populate_cost_parser, path)
+    _, out, _ = call("cost", path)
     assert "…" not in out
     assert f"{OFFER}, on-demand: 32 USD per hour, an assumption of this file" in out
     assert "h ended" not in out
 
 
 def test_cost_is_json_too(call, usage_file):
-    status, out, _ = call(populate_cost_parser, usage_file, "--json")
+    status, out, _ = call("cost", usage_file, "--json")
     found = json.loads(out)
     assert status == 0
     assert found["cost"] == pytest.approx(2 * 9.6 + 32)
@@ -203,10 +200,10 @@ def test_cost_is_json_too(call, usage_file):
 def test_cost_without_a_speed_says_no_saving(call, tmp_path):
     path = tmp_path / "usage.json"
     write_usage(path, record(use(), reference_speed=0.0))
-    _, out, _ = call(populate_cost_parser, path)
+    _, out, _ = call("cost", path)
     assert "no saving" in out
-    assert json.loads(call(populate_cost_parser, path, "--json")[1])["saving"] is None
-    _, out, _ = call(populate_cost_parser, path, "--reference-speed", "1")
+    assert json.loads(call("cost", path, "--json")[1])["saving"] is None
+    _, out, _ = call("cost", path, "--reference-speed", "1")
     assert "70.0% saved" in out
 
 
@@ -214,15 +211,15 @@ def test_cost_takes_prices_and_names_what_has_none(call, tmp_path, usage_file):
     prices = tmp_path / "prices.csv"
     head = "offer,market,per_hour,currency,valid_from,source\n"
     prices.write_text(head + "other,spot,1,EUR,2026-01-01T00:00:00Z,me\n")
-    status, _, err = call(populate_cost_parser, usage_file, "--prices", prices)
+    status, _, err = call("cost", usage_file, "--prices", prices)
     assert status == 2
     assert "there is no spot price of 'example/zone-a/gpu-8'" in err
     assert "--offer NAME says what the prices call these nodes" in err
     path = tmp_path / "unnamed.json"
     write_usage(path, record(use(offer="")))
-    status, _, err = call(populate_cost_parser, path)
+    status, _, err = call("cost", path)
     assert (status, "no spot price of ''" in err) == (2, True)
-    status, out, _ = call(populate_cost_parser, path, "--offer", OFFER, "--json")
+    status, out, _ = call("cost", path, "--offer", OFFER, "--json")
     assert (status, json.loads(out)["cost"]) == (0, pytest.approx(19.2))
 
 
@@ -233,18 +230,18 @@ def test_cost_calls_nodes_by_another_name_than_the_record(call, tmp_path, usage_
     rows = f"mine,spot,1,EUR,{row}mine,on-demand,4,EUR,{row}"
     prices.write_text(head + rows)
     options = [usage_file, "--prices", prices, "--offer", "mine"]
-    status, out, err = call(populate_cost_parser, *options, "--json")
+    status, out, err = call("cost", *options, "--json")
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert found["cost"] == pytest.approx(2 * 1 + 4)
     assert {one["offer"] for one in found["nodes"] + found["prices"]} == {"mine"}
-    status, out, _ = call(populate_cost_parser, *options)
+    status, out, _ = call("cost", *options)
     assert (status, "mine, on-demand: 4 EUR per hour, me" in out) == (0, True)
 
 
 @pytest.mark.parametrize("speed", ["0", "-1", "nan", "inf"])
 def test_cost_refuses_a_speed_that_is_none(call, usage_file, speed):
-    found = call(populate_cost_parser, usage_file, f"--reference-speed={speed}")
+    found = call("cost", usage_file, f"--reference-speed={speed}")
     wrong_use(*found, "--reference-speed: must be ")
 
 
@@ -253,7 +250,7 @@ def test_cost_refuses_a_speed_that_is_none(call, usage_file, speed):
 
 def test_simulate_spot_shows_savings_and_assumptions(call):
     options = ["--target", "0.5,0.99", "--sensitivity"]
-    status, out, err = call(populate_simulate_spot_parser, *SMALL, *options)
+    status, out, err = call("simulate-spot", *SMALL, *options)
     assert (status, err) == (0, "")
     assert "none can save more than 70.0%" in out
     for name in ("restart", "wait-full", "resize", "resize+fallback", "all on demand"):
@@ -265,10 +262,7 @@ def test_simulate_spot_shows_savings_and_assumptions(call):
 
 
 def test_simulate_spot_is_json_and_the_same_each_time(call):
-    found = [
-        json.loads(call(populate_simulate_spot_parser, *SMALL, "--json")[1])
-        for _ in range(2)
-    ]
+    found = [json.loads(call("simulate-spot", *SMALL, "--json")[1]) for _ in range(2)]
     assert found[0] == found[1]
     results = {one["strategy"]: one for one in found[0]["results"]}
     for one in results.values():
@@ -281,7 +275,7 @@ def test_simulate_spot_is_json_and_the_same_each_time(call):
 def test_simulate_spot_writes_a_page_that_needs_nothing_else(call, tmp_path):
     page = tmp_path / "page.html"
     options = ["--html", page, "--sensitivity", "--target", "0.5"]
-    status, _, err = call(populate_simulate_spot_parser, *SMALL, *options)
+    status, _, err = call("simulate-spot", *SMALL, *options)
     assert (status, err) == (0, "")
     text = page.read_text()
     assert "http://" not in text
@@ -308,7 +302,7 @@ def test_simulate_spot_takes_a_trace_and_prices_of_the_user(call, tmp_path):
     options += ["--prices", prices, "--prices", on_demand]
     options += ["--job", "bert-large", "--nodes", "2", "--strategy", "resize"]
     options += ["--set", "resize_s=0", "--begin", "2026-02-01T00:00:00Z"]
-    status, out, err = call(populate_simulate_spot_parser, *options, "--seeds", 1)
+    status, out, err = call("simulate-spot", *options, "--seeds", 1)
     assert (status, err) == (0, "")
     found = json.loads(out)
     assert (found["currency"], found["most_saving"]) == ("EUR", 0.75)
@@ -349,4 +343,4 @@ def test_simulate_spot_takes_a_trace_and_prices_of_the_user(call, tmp_path):
     ],
 )
 def test_simulate_spot_says_what_is_wrong_with_the_call(call, options, words):
-    wrong_use(*call(populate_simulate_spot_parser, *SMALL, *options), words)
+    wrong_use(*call("simulate-spot", *SMALL, *options), words)

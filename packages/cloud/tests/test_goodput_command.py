@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from drivetrain_cloud._commands.goodput_options import populate_goodput_parser
+from drivetrain_cloud._commands.commands import populate_command
 from drivetrain_testing import check_wrong_use, run_subcommand
 
 run_one = partial(run_subcommand, "drivetrain-cloud")
@@ -27,7 +27,7 @@ def goodput(capsys):
     """Runs the command; returns its exit status, output and errors."""
 
     def run(*options):
-        status = run_one("goodput", populate_goodput_parser, options)
+        status = run_one("goodput", partial(populate_command, name="goodput"), options)
         return status, *capsys.readouterr()
 
     return run

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from drivetrain_cloud._commands.commands import populate_command
 from drivetrain_cloud._commands.supervise_table import supervise_table
 from drivetrain_cloud.cli import main
 from drivetrain_cloud.spot import (
@@ -24,9 +25,11 @@ from drivetrain_cloud.spot import (
     Request,
     SpotConfig,
 )
+from drivetrain_cloud.spot.config import AfterMaxWait, Recovery
 from drivetrain_cloud.spot.job_control import JobView
 from drivetrain_cloud.spot.supervisor import Done, Supervisor
 from drivetrain_core import DistributedError
+from drivetrain_core.commands import CommandParser
 from drivetrain_testing import check_wrong_use, exit_status
 
 ending = partial(exit_status, main)
@@ -229,3 +232,15 @@ def test_script_that_can_make_no_loop_is_not_run(tmp_path, capsys):
     assert main(["supervise", "--nproc-per-node", "2", str(script)]) == 1
     said = f"{script} was not run: it trains without an ElasticLoop: train in the steps"
     assert said in capsys.readouterr().err
+
+
+def test_choices_of_the_command_are_those_of_the_job():
+    parser = CommandParser(prog="program")
+    populate_command(parser, "supervise")
+    choices = {one.dest: one.choices for one in parser._actions if one.choices}
+    assert choices["recovery"] == [one.value for one in Recovery]
+    assert choices["after_max_wait"] == [one.value for one in AfterMaxWait]
+    found = parser.parse_args([])
+    default = SpotConfig()
+    assert Recovery(found.recovery) == default.recovery
+    assert AfterMaxWait(found.after_max_wait) == default.after_max_wait

@@ -19,6 +19,7 @@ from drivetrain_core import (
 from drivetrain_core.commands import (
     CommandParser,
     UsageError,
+    add_options,
     add_version,
     as_wrong_use,
     integer,
@@ -283,3 +284,75 @@ sys.exit(run_command("program", run, Namespace(fails=False)))
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+ROWS = """
+description = "What it does."
+
+[[option]]
+names = ["--size"]
+group = "the job"
+exclusive = "size"
+integer = { least = 1, most = 9 }
+default = 2
+
+[[option]]
+names = ["--cluster"]
+group = "the job"
+exclusive = "size"
+
+[[option]]
+names = ["--share"]
+number = { above = 0 }
+variable = "SHARE"
+default = "0.5"
+
+[[option]]
+names = ["--mode"]
+group = "the job"
+kind = "mode"
+"""
+
+
+def parser_of_rows(tmp_path, **kinds):
+    parser = CommandParser(prog="program")
+    file = tmp_path / "options.toml"
+    file.write_text(ROWS)
+    add_options(parser, file, **kinds)
+    return parser
+
+
+def test_options_of_a_file_are_those_of_the_parser(tmp_path, monkeypatch):
+    found = parser_of_rows(tmp_path, mode=str.upper).parse_args(["--mode", "fast"])
+    assert (found.size, found.cluster, found.share, found.mode) == (
+        2,
+        None,
+        0.5,
+        "FAST",
+    )
+    monkeypatch.setenv("SHARE", "0.25")
+    parser = parser_of_rows(tmp_path, mode=str)
+    assert parser.parse_args(["--cluster", "x"]).share == 0.25
+    assert "What it does." in parser.format_help()
+    assert parser.format_help().count("the job:") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "because"),
+    [
+        (["--size", "10"], "must be from 1 to 9"),
+        (["--share", "0"], "must be more than 0"),
+        (["--size", "3", "--cluster", "x"], "not allowed with"),
+    ],
+)
+def test_options_of_a_file_refuse_what_they_do_not_take(
+    tmp_path, capsys, argv, because
+):
+    with pytest.raises(SystemExit):
+        parser_of_rows(tmp_path, mode=str).parse_args(argv)
+    assert because in capsys.readouterr().err
+
+
+def test_row_of_a_kind_that_nobody_gives_is_an_error(tmp_path):
+    with pytest.raises(KeyError, match="mode"):
+        parser_of_rows(tmp_path)

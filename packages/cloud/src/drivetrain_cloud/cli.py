@@ -5,13 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud._commands.cost_options import populate_cost_parser
-from drivetrain_cloud._commands.goodput_options import populate_goodput_parser
-from drivetrain_cloud._commands.operator_options import populate_operator_parser
-from drivetrain_cloud._commands.simulate_spot_options import (
-    populate_simulate_spot_parser,
-)
-from drivetrain_cloud._commands.supervise_options import populate_supervise_parser
+from drivetrain_cloud._commands.commands import COMMANDS, populate_command
 from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:
@@ -28,18 +22,9 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         parser: The parser, empty or a sub-parser of another command.
     """
     commands = parser.add_subparsers(metavar="COMMAND")
-    for name, help_text, populate in (
-        ("operator", "look after the jobs of a cluster", populate_operator_parser),
-        ("supervise", "train on nodes that may go", populate_supervise_parser),
-        ("cost", "say what a run has cost", populate_cost_parser),
-        ("goodput", "simulate what failures cost", populate_goodput_parser),
-        (
-            "simulate-spot",
-            "simulate what strategies on spot nodes cost",
-            populate_simulate_spot_parser,
-        ),
-    ):
-        populate(commands.add_parser(name, help=help_text, allow_abbrev=False))
+    for name, (help_text, _) in COMMANDS.items():
+        one = commands.add_parser(name, help=help_text, allow_abbrev=False)
+        populate_command(one, name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from drivetrain_core._command_line.option_table import add_options
 from drivetrain_core._command_line.option_values import integer, number
 from drivetrain_core._command_line.parser import CommandParser, ShowVersion
 from drivetrain_core._command_line.reach import Reach, reach_of
@@ -29,6 +30,7 @@ __all__ = [
     "CommandParser",
     "Reach",
     "UsageError",
+    "add_options",
     "add_script",
     "add_version",
     "as_wrong_use",

@@ -6,7 +6,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud._commands.common import assignment, reporter
-from drivetrain_cloud._commands.goodput_options import USUAL_GPUS
 from drivetrain_cloud.goodput import (
     GoodputConfig,
     check_plot_path,
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from drivetrain_cloud.goodput import Point, Summary
 
 _SIZES = ("nodes_per_copy", "min_nodes", "num_standbys", "num_spares", "step_s")
+
+_USUAL_GPUS = 12_288
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -95,7 +96,7 @@ def _job(arguments: argparse.Namespace, name: str) -> GoodputConfig:
         if arguments.mtbf_gpu_h is not None:
             options["modes"] = usual_failures(arguments.mtbf_gpu_h)
         per_node = 8 if arguments.gpus_per_node is None else arguments.gpus_per_node
-        gpus = USUAL_GPUS if arguments.gpus is None else arguments.gpus
+        gpus = _USUAL_GPUS if arguments.gpus is None else arguments.gpus
         if gpus % per_node:
             message = (
                 f"--gpus must be a multiple of --gpus-per-node, got {gpus} and "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from drivetrain_core._choice import Numerics
@@ -42,45 +44,11 @@ class Tolerance:
     own_way: float
 
 
-# Five small models at several learning rates, 17 programs, on a CPU; one of them, a
-# residual net at a rate of 0.3, does not train steadily itself and exceeds the figures of
-# bf16. Reordered: losses within 2e-7,
-# gradients within 2e-6 of their norm and 5e-11 of their direction, the way within 1e-4.
-# bf16: losses within 2.3 times (1e-3 + sway), their mean within 1.1e-3, gradients within
-# 7e-2 and 3e-3, the way within 1.4e-2. Updates that round away leave 1% to 82% of it.
-_EXACT = Tolerance(
-    loss=1e-5,
-    mean_loss=1e-5,
-    sway=1e-3,
-    norm=1e-3,
-    turn=1e-4,
-    total_norm=1e-4,
-    buffer=1e-4,
-    way=0.02,
-    own_way=0.4,
-)
 _BOUNDS = {
-    Numerics.EXACT: _EXACT,
-    Numerics.REORDER: replace(
-        _EXACT,
-        loss=1e-4,
-        mean_loss=1e-4,
-        sway=1e-2,
-        norm=2e-3,
-        total_norm=1e-3,
-        buffer=1e-3,
-    ),
-    Numerics.LOW_PRECISION: Tolerance(
-        loss=5e-3,
-        mean_loss=2e-3,
-        sway=5.0,
-        norm=0.25,
-        turn=0.05,
-        total_norm=3e-2,
-        buffer=0.1,
-        way=0.05,
-        own_way=0.45,
-    ),
+    Numerics[name.upper()]: Tolerance(**row)
+    for name, row in tomllib.loads(
+        (files(__package__) / "tolerance.toml").read_text(encoding="utf-8")
+    ).items()
 }
 
 MOST_SLACK = 0.4

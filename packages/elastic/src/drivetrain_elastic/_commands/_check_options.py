@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from importlib.resources import files
 from urllib.parse import urlsplit
 
-from drivetrain_core.commands import deferred
-from drivetrain_elastic._commands._option_table import add_options
+from drivetrain_core.commands import add_options, deferred
+from drivetrain_elastic._commands._address_options import addresses
 
 
 def populate_check_parser(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,12 @@ def populate_check_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Of the command.
     """
-    add_options(parser, "check_options.toml", url=_rendezvous_url)
+    add_options(
+        parser,
+        files(__package__) / "check_options.toml",
+        addresses=addresses,
+        url=_rendezvous_url,
+    )
     parser.set_defaults(run=_check)
 
 

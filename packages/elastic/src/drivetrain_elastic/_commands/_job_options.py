@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.commands import deferred, number
-from drivetrain_elastic._commands._option_table import add_options
+from drivetrain_core.commands import add_options, deferred, number
+from drivetrain_elastic._commands._address_options import addresses
 
 if TYPE_CHECKING:
     import argparse
@@ -66,6 +67,6 @@ def _add_command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=help_text, allow_abbrev=False
     )
-    add_options(parser, "job_options.toml")
+    add_options(parser, files(__package__) / "job_options.toml", addresses=addresses)
     parser.set_defaults(run=deferred(f"drivetrain_elastic._commands.{module}:{name}"))
     return parser

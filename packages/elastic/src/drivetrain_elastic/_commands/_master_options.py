@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import deferred
+from drivetrain_core.commands import add_options, deferred
+from drivetrain_elastic._commands._address_options import address
 from drivetrain_elastic._commands._blocked_signals import blocked_signals
-from drivetrain_elastic._commands._option_table import add_options
 
 if TYPE_CHECKING:
     import argparse
@@ -18,7 +19,7 @@ def populate_master_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Of the command.
     """
-    add_options(parser, "master_options.toml")
+    add_options(parser, files(__package__) / "master_options.toml", address=address)
     parser.set_defaults(run=_serve)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from importlib.resources import files
 
-from drivetrain_core.commands import deferred, integer
+from drivetrain_core.commands import add_options, deferred, integer
 from drivetrain_core.machine_limits import num_cores
-from drivetrain_elastic._commands._option_table import add_options
+from drivetrain_elastic._commands._address_options import address, addresses
 
 
 def populate_run_parser(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,14 @@ def populate_run_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Of the command.
     """
-    add_options(parser, "run_options.toml", workers=_num_workers, nodes=_range)
+    add_options(
+        parser,
+        files(__package__) / "run_options.toml",
+        address=address,
+        addresses=addresses,
+        workers=_num_workers,
+        nodes=_range,
+    )
     parser.set_defaults(run=deferred("drivetrain_elastic._commands._run:run"))
 
 
