@@ -241,6 +241,6 @@ def test_choices_of_the_command_are_those_of_the_job():
     assert choices["recovery"] == [one.value for one in Recovery]
     assert choices["after_max_wait"] == [one.value for one in AfterMaxWait]
     found = parser.parse_args([])
-    default = SpotConfig()
+    default = SpotConfig(nodes=4)
     assert Recovery(found.recovery) == default.recovery
     assert AfterMaxWait(found.after_max_wait) == default.after_max_wait
