@@ -39,7 +39,7 @@ TABLE = [
     ("master-kills", "no pause, a new one <= 20 steps", recovery.master_kills),
     ("losses-fp64", "<= 1e-9 relative", slow(losses_fp64)),
     ("losses-fp32", "within the spread of 3 seeds", slow(losses_fp32)),
-    ("overhead", "< 1% of a step of 50 ms", slow(overhead)),
+    ("overhead", "<= 0.5% of a step of 50 ms", slow(overhead)),
     ("transfer", "<= 1.5 x loopback's time", slow(transfer)),
     ("large-state", "no longer than two steps", slow(recovery.large_state)),
     ("step-table", "all equal or refused by name", slow(step_table)),

@@ -73,17 +73,18 @@ def train_plainly(name):
     return [one.detach() for one in program.parameters()]
 
 
-def train_elastically(name, connection, *, dies=None, breaks=False):
+def train_elastically(name, connection, *, bucket_bytes=100, dies=None, breaks=False):
     """Returns the parameters that an elastic loop ends with.
 
     Args:
         name: Of the program.
         connection: To what assigns the ranks; None for a rank that is alone.
+        bucket_bytes: So few, that even small models have several buckets, which travel
+            during backward; or so many that all have one, whose sums are the vote.
         dies: Called in the middle of a step, with its number and "part" or "update".
         breaks: Whether the loop is left after each step, and entered again.
     """
-    # So that even small models have several, which travel during backward.
-    GradientReducer.__init__.__kwdefaults__["bucket_bytes"] = 100
+    GradientReducer.__init__.__kwdefaults__["bucket_bytes"] = bucket_bytes
     program, data = make(name)
     loop = ElasticLoop(
         program.model,
@@ -272,7 +273,10 @@ class Case:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         dies = die if is_victim else None
-        found = train_elastically(self._name, connection, dies=dies)
+        bucket_bytes = bucket_bytes_of(self._name, self._num_ranks)
+        found = train_elastically(
+            self._name, connection, bucket_bytes=bucket_bytes, dies=dies
+        )
         torch.save(found, self._folder / f"{name}.pt")
 
 
@@ -280,6 +284,12 @@ def phase_of(name, num_ranks):
     """Returns when a rank of a case is killed: each program has both, in some world."""
     at = list(PROGRAMS).index(name) + num_ranks
     return ("part", "update")[at % 2]
+
+
+def bucket_bytes_of(name, num_ranks):
+    """Returns how large the buckets of a case are: each program has both, on some ranks."""
+    at = list(PROGRAMS).index(name) // 2 + num_ranks
+    return (100, 1 << 20)[at % 2]
 
 
 def main():

@@ -448,6 +448,18 @@ def test_kept_sums_outlive_a_step_that_breaks():
     assert shown(reducer, layer) == 2 * 6
 
 
+def test_gradients_of_a_type_of_their_own_keep_it():
+    parameter = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    parameter.grad_dtype = torch.float32
+    reducer = GradientReducer([parameter])
+    reducer.begin()
+    (parameter * 1.5).sum().backward()
+    reducer.finish(TwoRanks())
+    reducer.show()
+    assert parameter.grad.dtype == torch.float32
+    assert parameter.grad.tolist() == [3.0, 3.0]
+
+
 def test_sums_without_a_vote_are_kept_whatever_parameters_come():
     layer = torch.nn.Linear(2, 2)
     reducer = GradientReducer(layer.parameters())

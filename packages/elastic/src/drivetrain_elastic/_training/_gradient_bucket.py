@@ -36,8 +36,7 @@ class GradientBucket:
     def __init__(self, parameters: dict[int, Tensor]) -> None:
         self._parameters = parameters
         self.places = [*parameters]
-        first = _local(parameters[self.places[0]])
-        self._dtype, self.device = first.dtype, first.device
+        self._dtype, self.device = _kind(parameters[self.places[0]])
         self.begin()
 
     def begin(self) -> None:
@@ -46,16 +45,13 @@ class GradientBucket:
         self.buffer: Tensor | None = None
         self.is_stale = False
 
-    def fill(
-        self, grads: Sequence[Tensor | None], told: Sequence[float] = ()
-    ) -> Tensor:
+    def fill(self, told: Sequence[float] = ()) -> Tensor:
         """Copies the gradients to a new buffer, and returns it as real numbers.
 
         Args:
-            grads: Of all parameters. Zeros are sent where there is none.
             told: What travels behind them.
         """
-        parts = [as_it_travels(grads[at], one) for at, one in self._parameters.items()]
+        parts = [_as_it_travels(one, self._dtype) for one in self._parameters.values()]
         # Behind even the only gradient of a bucket: a single tensor would not be copied.
         parts.append(torch.tensor(told, dtype=self._dtype, device=self.device))
         buffer: Tensor = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]
@@ -77,14 +73,15 @@ class GradientBucket:
         return [*map(_like, self._parameters.values(), sums)]
 
 
-def as_it_travels(gradient: Tensor | None, parameter: Tensor) -> Tensor:
-    """Returns the gradient of a parameter as a bucket takes it: dense, and of this rank."""
+def _as_it_travels(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns the gradient of a parameter, dense, and of this rank; zeros for none."""
+    gradient = parameter.grad
     if gradient is None:
-        return torch.zeros_like(_local(parameter))
+        return torch.zeros_like(_local(parameter), dtype=dtype)
     if isinstance(gradient, DTensor):
-        return as_placed(gradient, parameter).to_local()
+        gradient = as_placed(gradient, parameter).to_local()
     dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
-    return dense.to(parameter.dtype)
+    return dense.to(dtype)
 
 
 def as_placed(gradient: DTensor, parameter: Tensor) -> DTensor:
@@ -100,16 +97,17 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def _kind(parameter: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Returns what the gradient of a parameter is."""
+    return parameter.grad_dtype or parameter.dtype, _local(parameter).device
+
+
 def _like(parameter: Tensor, local: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return local
-    return DTensor.from_local(
-        local,
-        parameter.device_mesh,
-        parameter.placements,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shape, stride = parameter.shape, parameter.stride()
+    return DTensor.from_local(local, mesh, placements, shape=shape, stride=stride)
 
 
 def in_buckets(parameters: Sequence[Tensor], most_bytes: int) -> list[GradientBucket]:
@@ -118,12 +116,12 @@ def in_buckets(parameters: Sequence[Tensor], most_bytes: int) -> list[GradientBu
     Backward reaches the last parameters first, and so the first bucket has those.
     """
     found: list[dict[int, Tensor]] = []
-    size, kind = 0, None
+    size, last = 0, None
     for at, one in reversed([*enumerate(parameters)]):
-        part = _local(one)
-        if not found or kind != (part.dtype, part.device) or size >= most_bytes:
+        kind = _kind(one)
+        if kind != last or size >= most_bytes:
             found.append({})
-            size, kind = 0, (part.dtype, part.device)
+            size, last = 0, kind
         found[-1][at] = one
-        size += part.nbytes
+        size += _local(one).numel() * kind[0].itemsize
     return [*map(GradientBucket, found)]

@@ -15,7 +15,6 @@ When a bucket may travel, and whose its gradients are:
 from __future__ import annotations
 
 import contextlib
-import operator
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -133,8 +132,7 @@ class GradientReducer:
 
     def covers(self, parameters: Sequence[Tensor]) -> bool:
         """Returns whether these are those that need a gradient here."""
-        is_as_many = len(parameters) == len(self.parameters)
-        return is_as_many and all(map(operator.is_, parameters, self.parameters))
+        return [*map(id, parameters)] == [*map(id, self.parameters)]
 
     @property
     def device(self) -> torch.device:
@@ -182,22 +180,23 @@ class GradientReducer:
         assert gradient is not None
         # Rows are added up as they are, and what is to be derived again keeps its graph.
         is_kept = gradient.is_sparse or gradient.requires_grad
-        is_wrapped = isinstance(gradient, DTensor)
         if isinstance(gradient, DTensor) and not is_kept:
             # Also where it is not wanted: ranks that share a copy do so together.
             with torch.no_grad():
                 parameter.grad = gradient = as_placed(gradient, parameter)
         version, before = _version(gradient), self._seen[at]
-        if before is not None and not is_wrapped:
+        if before is not None and not isinstance(gradient, DTensor):
             # A pass that adds to a gradient writes to it once. Where it has made another
             # one, what an earlier part has left is lost. DTensors count otherwise.
             if before[0] is gradient:
                 is_right = version == before[1] + 1
             else:
                 is_right = is_kept or before[2] in {_ANY_PART, self.part}
-            self._is_torn = self._is_torn or not is_right
+            if not is_right:
+                self._is_torn = True
         self._seen[at] = (gradient, version, _ANY_PART if is_kept else self.part)
-        self._is_late = self._is_late or self._is_shown
+        if self._is_shown:
+            self._is_late = True
         if self._has_let_go and self._group is None:
             return
         with self._lock:
@@ -216,7 +215,7 @@ class GradientReducer:
                 break
             try:
                 self._num_sent += 1
-                self._start(bucket.fill(self._grads()))
+                self._start(bucket.fill())
             except RuntimeError as error:
                 self._failed = error
                 break
@@ -270,8 +269,7 @@ class GradientReducer:
         grads = self._grads()
         try:
             if not self._may_write():
-                assert self._failed is not None
-                raise self._failed
+                raise self._failed or _NO_STEP
             self._require_untouched(grads)
             told = [self._look_for_news(), self._look_for_wish()]
             if group.size() == 1:
@@ -295,14 +293,14 @@ class GradientReducer:
         told += [one is not None for one in grads]
         told += map(_has_rows, grads)
         for bucket in self._buckets[self._num_sent :]:
-            self._start(bucket.fill(grads, told if bucket is last else ()))
+            self._start(bucket.fill(told if bucket is last else ()))
         self._wait()
         flags = last.told()
         self.has_news, self.has_wish = flags[0] > 0, flags[1] > 0
         for bucket, is_stale in zip(self._buckets, flags[2:], strict=False):
             if is_stale:
                 self._sends_early = False
-                self._start(bucket.fill(grads))
+                self._start(bucket.fill())
         self._wait()
         return self._sums(flags[2 + len(self._buckets) :], grads)
 
@@ -327,13 +325,9 @@ class GradientReducer:
             rows[gradient._indices()[0]] = 1
         self._start(rows)
         self._wait()
-        places = rows.nonzero().T
+        at = rows.nonzero().T
         return torch.sparse_coo_tensor(
-            places,
-            total[places[0]],
-            total.shape,
-            check_invariants=False,
-            is_coalesced=True,
+            at, total[at[0]], total.shape, check_invariants=False, is_coalesced=True
         )
 
     def _require_untouched(self, grads: Sequence[Tensor | None]) -> None:

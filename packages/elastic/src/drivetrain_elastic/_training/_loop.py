@@ -389,7 +389,6 @@ class ElasticLoop:
             self._cast_vote()
         if self._world is not None:
             self._gc_pause.end()
-        if self._world is not None:
             self._meter.end_step(self._training.num_read)
             self._membership.report_times(self._meter.times())
         self._membership.report_step(self.step, time.monotonic() - self._began_s)
@@ -406,10 +405,8 @@ class ElasticLoop:
         """
         if world.assignment.unit == 1:
             reducer = self._training.reducer
-            self._has_news, self._requested.is_agreed = (
-                reducer.has_news,
-                reducer.has_wish,
-            )
+            self._has_news = reducer.has_news
+            self._requested.is_agreed = reducer.has_wish
             return None
         # Other parts of the model may not have theirs: the vote comes before the update.
         news = torch.tensor([int(self._is_over()), int(self._wants_save())])

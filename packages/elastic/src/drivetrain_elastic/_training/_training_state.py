@@ -199,26 +199,19 @@ class Training:
 
     def _wanted(self) -> list[torch.Tensor]:
         """Returns what needs a gradient now: also what optimizers have beside the model."""
-        optimized = [
-            id(one)
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for one in group["params"]
-        ]
-        if optimized != self._optimized:
-            self._all, self._optimized = self._parameters(), optimized
-        return [one for one in self._all if one.requires_grad]
-
-    def _parameters(self) -> list[torch.Tensor]:
-        found: dict[torch.Tensor, None] = dict.fromkeys(self._of_model)
-        for optimizer in self.optimizers:
+        groups = [group for one in self.optimizers for group in one.param_groups]
+        optimized = [one for group in groups for one in group["params"]]
+        if [*map(id, optimized)] != self._optimized:
+            self._optimized = [*map(id, optimized)]
             # Copies that an optimizer makes of parameters get no gradients.
-            masters = {id(one) for _, one in getattr(optimizer, "master_weights", ())}
-            for group in optimizer.param_groups:
-                found.update(
-                    (one, None) for one in group["params"] if id(one) not in masters
-                )
-        return list(found)
+            masters = {
+                id(one)
+                for optimizer in self.optimizers
+                for _, one in getattr(optimizer, "master_weights", ())
+            }
+            trained = [one for one in optimized if id(one) not in masters]
+            self._all = [*dict.fromkeys([*self._of_model, *trained])]
+        return [one for one in self._all if one.requires_grad]
 
     def require_joinable(self, *, has_scaler: bool = False) -> None:
         """Refuses what a rank that joins would lack, while there is none.
