@@ -151,7 +151,7 @@ def clean_lines(text: str) -> list[str]:
         >>> clean_lines("10%\r20%\n\x1b[31mred\x1b[0m")
         ['10%', '20%', 'red']
     """
-    lines = text.replace("\r", "\n").split("\n")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return [_COLOURS.sub("", _without_middle(line)) for line in lines]
 
 

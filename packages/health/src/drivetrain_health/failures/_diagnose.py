@@ -171,11 +171,14 @@ def _read(evidence: Evidence, lines: Sequence[str]) -> tuple[Clue | None, Clue |
     used = frozenset[int]().union(*(one.lines for one in found))
     rest = [n for n in range(since, len(lines)) if n not in used]
     said = _said([lines[n] for n in rest])
-    if raised is None and _own(said) is None:
-        loose = filter(None, map(_LOOSE.search, telling_lines(lines[since:])))
+    if _own(raised) is None and _own(said) is None:
+        loose = filter(
+            None, map(_LOOSE.search, telling_lines([lines[n] for n in rest]))
+        )
         records = [ErrorRecord(*one.groups("")) for one in loose][:_MOST_ERRORS]
         clues = list(map(clue_of_error, records))
-        return _first_of([one for one in clues if one.failure_class != "unknown"]), said
+        told = _first_of([one for one in clues if one.failure_class != "unknown"])
+        return _own(told) or raised or told, said
     if _own(raised) is None or raised is None:
         return raised, said
     # What was first counts; and it takes proof to stop a job.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain_health.failures._clue import Clue, clean_lines, find_sign, shortened
 from drivetrain_health.failures._failure_class import FailureClass
+from drivetrain_health.failures._output_signs import telling_lines
 from drivetrain_health.failures._tracebacks import find_place, headlines
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def clue_of_error(error: ErrorRecord) -> Clue:
 def _known(error: ErrorRecord) -> Clue | None:
     # A program may raise an error because of another one: that is the cause.
     lines = [line for text in headlines(error) for line in clean_lines(text)]
-    more = find_sign([*lines, *clean_lines(error.message)[1:]], "sign")
+    more = find_sign([*lines, *telling_lines(clean_lines(error.message)[1:])], "sign")
     if more is not None and not more.is_echo:
         return more
     known = find_sign(lines, "sign")

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING
+
+from drivetrain_health.failures._clue import RULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# What a program tells of and survives; NCCL says "INFO" and "WARN" of all that it says.
-_PASSING = re.compile(
-    r"^.{0,60}?\b(?:info|debug)\b(?!=|: task )"
-    r"|thrown while requesting|failed to sample|\[w\S* socket\.cpp.{0,40}client socket|entering retry|retry succeeded|reconnected"
-    r"|\b(?:retrying|trying the next|(?:skipp|ignor)(?:ed|ing):? (?:a|the|this|\d+|bad|"
-    r"broken|corrupt\w*|damaged|batch|file|image|line|record|sample|shard)\b)",
-    re.IGNORECASE,
-)
-# A warning of Kubernetes has its reason behind it, in one word.
-_WARNING = re.compile(
-    r"^.{0,60}?\b\w*warning\b(?!=|\s+(?-i:[A-Z][a-z]+[A-Z])|\s{2,}(?-i:[A-Z]))"
-    r"|^(?:\[[^\]]{1,20}\]:)?\[?(?-i:W)\d{0,4} ",
-    re.IGNORECASE,
-)
-# Lines of code in a traceback, which may name any error; the fields of records do not.
-_CODE = re.compile(
-    r"^(?:\[[^\]]{1,60}\]:? ?)? {4}(?! *\W?(?:reason|message|error|status)\W{1,3}\s)",
-    re.IGNORECASE,
-)
-_PROGRESS = re.compile(
-    r"\b(step|epoch|iter(?:ation)?s?|batch|it)\b[\"']?[ :=]{1,3}(\d+(?:\.\d+)?)"
-    r"|\s(\d+)/\d+ \[\d",
-    re.IGNORECASE,
-)
-_FEW = 2
+_LINES = {
+    name: re.compile("|".join(ones), re.IGNORECASE)
+    for name, ones in RULES["lines"].items()
+}
+_PASSING, _WARNING, _CODE, _PROGRESS, _NO_STEP = _LINES.values()
 
 
 def telling_lines(lines: Iterable[str], *, warnings: bool = False) -> list[str]:
@@ -68,10 +49,11 @@ def line_of_progress(lines: Sequence[str]) -> int:
         >>> line_of_progress(["EOFError", "step 7 loss 2.1", "step 8 loss 2.0", "end"])
         1
     """
-    seen = defaultdict(set)
+    last: dict[str, float] = {}
     for at in range(len(lines) - 1, -1, -1):
-        for kind, number, count in _PROGRESS.findall(lines[at]):
-            seen[kind.lower()].add(number or count)
-            if len(seen[kind.lower()]) == _FEW:
+        is_step = not _NO_STEP.search(lines[at])
+        for kind, number, count in _PROGRESS.findall(lines[at]) if is_step else ():
+            later, last[kind] = last.get(kind, 0.0), float(number or count)
+            if last[kind] < later:
                 return at
     return 0

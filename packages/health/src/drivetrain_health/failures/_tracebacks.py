@@ -26,6 +26,10 @@ _CHAINS = ("The above exception was", "During handling of the above")
 _SURVIVED = re.compile(
     r"Exception ignored (?:in|while)|--- Logging error|Error in atexit|never retrieved"
 )
+# What a logger, a launcher or another rank writes behind it.
+_LOGGED = re.compile(
+    r"\[|-{9}|={9}|\d{4}[-/]|\d\d:\d\d|[IWEF]\d{4} |[A-Z]{4,}:|(?:srun|slurmstepd|wandb|\w+:\d+:\d+)\b"
+)
 _NAMES = re.compile(r"Error|Exception|Interrupt|Exit")
 # Where code is that is not the user's.
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
@@ -75,7 +79,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
     """
     found: list[Raised] = []
     used: set[int] = set()
-    causes: dict[str, str] = {}
+    causes: dict[str, Raised] = {}
     for at, line in enumerate(lines):
         is_headed = _HEAD in line
         if at in used or not (is_headed or _CUT_OFF.match(line)):
@@ -89,17 +93,26 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
         used.update(body)
         name, message = _LAST.match(body[end]).groups("")  # type: ignore[union-attr]
         prefix = _CLOCK.sub("", lines[end].removesuffix(body[end]))
-        text = "\n".join([causes.pop(prefix, ""), *body.values()]).lstrip("\n")
-        if chain := next((t for t in rest[:3] if t.startswith(_CHAINS)), ""):
-            causes[prefix] = f"{text}\n{chain}"
-            continue
-        # What a logger or another rank writes behind it begins with a bracket.
-        more = takewhile(lambda text: text.strip() and text[0] != "[", rest)
-        message = "\n".join([message, *more])
+        chain = next((t for t in rest[:3] if t.startswith(_CHAINS)), "")
+        text, begin, parts = "\n".join([*body.values(), chain]).strip(), at, set(body)
+        more = takewhile(lambda text: text.strip() and not _LOGGED.match(text), rest)
+        # The heading of the last one may have been cut off.
+        bare = (_LAST.match(t) for t in rest[:6] if t and not t.startswith(_CHAINS))
+        if chain and (
+            last := next((m for m in bare if m and _NAMES.search(m[1])), None)
+        ):
+            (name, message), chain, more = last.groups(""), "", ()
         is_summary = _SUMMARIES.search(name) or _SUMMED_UP in message
+        message = "\n".join([message, *more])
+        if not is_summary and (cause := causes.pop(prefix, None)) is not None:
+            found.remove(cause)
+            text, begin = f"{cause.error.traceback}\n{text}", cause.at
+            parts |= cause.lines
         if is_summary or any(map(_SURVIVED.search, lines[max(0, at - 3) : at])):
             name = ""
-        found.append(Raised(ErrorRecord(name, message, text), at, frozenset(body)))
+        found.append(Raised(ErrorRecord(name, message, text), begin, frozenset(parts)))
+        if chain:
+            causes[prefix] = found[-1]
     return found
 
 
