@@ -28,8 +28,8 @@ class GradientBucket:
         places: Of the parameters.
         device: Where the gradients are.
         missing: The places that the last pass of a step has not reached yet.
-        buffer: The gradients, flat, and numbers behind them; later the sums of both. None
-            before they are sent.
+        pieces: The buffer, as it is divided: the gradients, and numbers behind them; later
+            the sums of both. Nothing before they are sent.
         is_stale: Whether what was sent is not what the parameters have now.
     """
 
@@ -42,7 +42,7 @@ class GradientBucket:
     def begin(self) -> None:
         """Forgets the buffer of the step before."""
         self.missing = set(self.places)
-        self.buffer: Tensor | None = None
+        self.pieces: Sequence[Tensor] = ()
         self.is_stale = False
 
     def fill(self, told: Sequence[float] = ()) -> Tensor:
@@ -55,22 +55,18 @@ class GradientBucket:
         # Behind even the only gradient of a bucket: a single tensor would not be copied.
         parts.append(torch.tensor(told, dtype=self._dtype, device=self.device))
         buffer: Tensor = _flatten_dense_tensors(parts)  # type: ignore[no-untyped-call]
-        self.buffer, self.is_stale = buffer, False
+        self.pieces, self.is_stale = _unflatten_dense_tensors(buffer, parts), False  # type: ignore[no-untyped-call]
         return torch.view_as_real(buffer) if buffer.is_complex() else buffer
 
     def told(self) -> list[float]:
         """Returns the sums of what has travelled behind the gradients."""
-        assert self.buffer is not None
-        num = sum(_local(one).numel() for one in self._parameters.values())
-        found: list[float] = self.buffer[num:].real.tolist()
+        told = self.pieces[-1]
+        found: list[float] = (told.real if told.is_complex() else told).tolist()
         return found
 
     def sums(self) -> list[Tensor]:
-        """Returns the sums of the gradients, and keeps none of them."""
-        parts = [_local(one) for one in self._parameters.values()]
-        sums = _unflatten_dense_tensors(self.buffer, parts)  # type: ignore[no-untyped-call]
-        self.buffer = None
-        return [*map(_like, self._parameters.values(), sums)]
+        """Returns the sums of the gradients."""
+        return [*map(_like, self._parameters.values(), self.pieces)]
 
 
 def _as_it_travels(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -81,7 +77,7 @@ def _as_it_travels(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(gradient, DTensor):
         gradient = as_placed(gradient, parameter).to_local()
     dense = gradient if gradient.layout == torch.strided else gradient.to_dense()
-    return dense.to(dtype)
+    return dense if dense.dtype == dtype else dense.to(dtype)
 
 
 def as_placed(gradient: DTensor, parameter: Tensor) -> DTensor:

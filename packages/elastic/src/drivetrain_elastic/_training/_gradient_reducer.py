@@ -206,7 +206,7 @@ class GradientReducer:
     @torch.no_grad()
     def _send_early(self, at: int, *, is_kept: bool) -> None:
         home = self._home[at]
-        home.is_stale = home.buffer is not None
+        home.is_stale = bool(home.pieces)
         if not is_kept:
             home.missing.discard(at)
         while self._num_sent < len(self._buckets) - 1:
@@ -338,7 +338,7 @@ class GradientReducer:
             if gradient is None:
                 # Cleared since, perhaps after it was sent.
                 home = self._home[at]
-                home.is_stale = home.buffer is not None
+                home.is_stale = bool(home.pieces)
             elif gradient is not seen[0] or _version(gradient) != seen[1]:
                 self._is_torn = True
         if self._is_torn:

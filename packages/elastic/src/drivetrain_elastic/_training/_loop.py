@@ -359,8 +359,8 @@ class ElasticLoop:
         training, world = self._training, self._world
         if world is None or not self._is_summed:
             refuse("early_update")
-        if not self._is_alone:
-            training.require_joinable(has_scaler=is_overflow is not None)
+        if is_overflow is not None and not self._is_alone:
+            training.require_joinable(has_scaler=True)
         self._updates.end()
         self._meter.wait()
         training.settle(scale, is_left_out=bool(is_overflow))
