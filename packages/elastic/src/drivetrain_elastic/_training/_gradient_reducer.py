@@ -122,7 +122,9 @@ class GradientReducer:
         self.parameters = parameters
         self._buckets = in_buckets(parameters, self._bucket_bytes)
         self._home = {at: b for b in self._buckets for at in b.places}
-        self.keeps_sums = len(self._buckets) == 1 and not self.ends_early
+        # Where the end of a work says only in which order things will happen.
+        self._accelerators = {b.device for b in self._buckets if b.device.type != "cpu"}
+        self.keeps_sums = len(self._buckets) == 1 and not self._accelerators
         # Of each: its gradient after the last pass, its version, and the part of the step.
         self._seen: list[tuple[Tensor, int, int] | None] = [None] * len(parameters)
         self._handles = [
@@ -142,7 +144,7 @@ class GradientReducer:
     @property
     def ends_early(self) -> bool:
         """Whether a work ends here before it is done, as on GPUs it does."""
-        return any(bucket.device.type != "cpu" for bucket in self._buckets)
+        return bool(self._accelerators)
 
     def begin(
         self,
@@ -280,9 +282,8 @@ class GradientReducer:
             self._drops_sums = not self.keeps_sums
         finally:
             self.abandon()
-        for device in {bucket.device for bucket in self._buckets}:
-            # On a GPU the end of a work says only in which order things will happen.
-            _synchronize(device)
+        for device in self._accelerators:
+            torch.accelerator.current_stream(device).synchronize()
 
     def _reduce(
         self, grads: Sequence[Tensor | None], told: list[bool]
@@ -423,8 +424,3 @@ def _has_rows(gradient: Tensor | None) -> bool:
     if gradient is None or not gradient.is_sparse:
         return False
     return gradient.sparse_dim() == 1
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.current_stream(device).synchronize()

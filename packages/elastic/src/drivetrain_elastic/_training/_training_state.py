@@ -259,7 +259,6 @@ class Training:
         if not self.reducer.covers(self._wanted()):
             refuse("uncovered")
 
-    @torch.no_grad()
     def settle(self, scale: torch.Tensor | None, *, is_left_out: bool) -> None:
         """Takes what the script has made of the sums as the gradients of this step.
 
@@ -268,9 +267,11 @@ class Training:
             is_left_out: Whether the step makes no update.
         """
         self.reducer.settle()
-        for one in self.reducer.sums or ():
-            if one is not None and scale is not None:
-                one.mul_(1.0 / float(scale))
+        if scale is not None:
+            with torch.no_grad():
+                for one in self.reducer.sums or ():
+                    if one is not None:
+                        one.mul_(1.0 / float(scale))
         if is_left_out:
             self.reducer.sums = None
         self.reduced, self.is_spent = self.step + 1, False
