@@ -64,6 +64,8 @@ def _known(error: ErrorRecord) -> Clue | None:
         return by_type
     is_open = by_type is None or by_type.cause == "accelerator-error"
     own = find_sign(lines, "program") if is_open else None
+    # Vague words are no proof where a known echo is in the same message.
+    own = None if own and known and own.cause == "wrong-use" else own
     frame = find_sign(clean_lines(error.traceback)[-_INNERMOST:], "frame")
     by_frame = None if frame is None else frame._replace(reason="")
     return own or by_frame or known or by_type

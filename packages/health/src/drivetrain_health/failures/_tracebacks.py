@@ -95,13 +95,15 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
         prefix = _CLOCK.sub("", lines[end].removesuffix(body[end]))
         chain = next((t for t in rest[:3] if t.startswith(_CHAINS)), "")
         text, begin, parts = "\n".join([*body.values(), chain]).strip(), at, set(body)
-        more = takewhile(lambda text: text.strip() and not _LOGGED.match(text), rest)
+        more: Iterator[str] = takewhile(
+            lambda text: text.strip() and not _LOGGED.match(text), rest
+        )
         # The heading of the last one may have been cut off.
         bare = (_LAST.match(t) for t in rest[:6] if t and not t.startswith(_CHAINS))
         if chain and (
             last := next((m for m in bare if m and _NAMES.search(m[1])), None)
         ):
-            (name, message), chain, more = last.groups(""), "", ()
+            (name, message), chain, more = last.groups(""), "", iter(())
         is_summary = _SUMMARIES.search(name) or _SUMMED_UP in message
         message = "\n".join([message, *more])
         if not is_summary and (cause := causes.pop(prefix, None)) is not None:
