@@ -1,19 +1,23 @@
 """Ways from RDMA devices within a node: rounds, what is slow, the tools' commands."""
 
+import errno
 import json
 import random
 import stat
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from drivetrain_health.checks import _gpu_all_to_all as all_to_all
 from drivetrain_health.checks import _rdma as rdma
-from drivetrain_health.checks import plan_commands
+from drivetrain_health.checks import _task, plan_commands
 from drivetrain_health.checks._task import CheckFailedError, NotHereError, Task
+from drivetrain_health.checks._want import want_of
 from drivetrain_health.decisions.device_paths import (
     DevicePath,
     describe_slow,
@@ -208,6 +212,10 @@ SENDS = """port = int(words[words.index("-p") + 1])
     print(" 65536      20000           197.51             %.2f       0.37" % rate)"""
 
 
+FAILS = "; print('Failed status 12', flush=True); sys.exit(1)"
+SERVES_AND_FAILS = SERVES.replace("accept()", "accept()" + FAILS)
+
+
 @pytest.fixture
 def perftest(host, tmp_path, monkeypatch):
     """A program in the place of ib_write_bw, on a host like a DGX with fewer devices."""
@@ -266,9 +274,20 @@ def test_way_that_is_fast_alone_is_as_fast_as_it_was_then(perftest, tmp_path):
 @pytest.mark.parametrize(
     ("client", "server", "says"),
     [
-        ("print('Unable to open')", SERVES, "no rate: Unable to open"),
-        ("pass", "print('no device'); sys.exit(1)", "no rate: no device"),
-        ("pass", "sys.exit(1)", "no rate: nothing at all"),
+        ("print('Unable to open')", SERVES, "no rate above 0: Unable to open"),
+        (
+            "pass",
+            "print('no device'); sys.exit(1)",
+            "ended with exit code 1: no device",
+        ),
+        ("pass", "sys.exit(1)", "the receiving .* exit code 1: nothing at all"),
+        ("pass", "pass", "no rate above 0: nothing at all"),
+        (SENDS.format(rate="190.0") + FAILS, SERVES, "exit code 1: Failed status 12"),
+        (SENDS.format(rate="190.0"), SERVES_AND_FAILS, "the receiving .* status 12"),
+        (SENDS.format(rate="0.0"), SERVES, "no rate above 0: 65536 .* 0.00 "),
+        ("print('2026 11 30 12 today')", SERVES, "no rate above 0: 2026 11 30"),
+        ("print('2026 11 30 12 0.5')", SERVES, "no rate above 0: 2026 11 30"),
+        ("print(' 65536 20000 nan nan 0.1')", SERVES, "no rate above 0: 65536 .* nan"),
         ("time.sleep(600)", SERVES, r"mlx5_0:1 to numa0 \(near\): .*timed out after"),
         ("pass", "time.sleep(600)", "does not listen"),
     ],
@@ -277,6 +296,85 @@ def test_tool_that_fails_or_hangs_is_a_failure_of_a_way(perftest, client, server
     perftest(client, server=server)
     with pytest.raises(CheckFailedError, match=says):
         rdma.measure(task_of(limit_s=3.0))
+
+
+NO_LIBRARY = """#!/bin/sh
+echo "$0: error while loading shared libraries: libnccl.so.2: cannot open" >&2; exit 127
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (NO_LIBRARY, "names no option: .*libnccl.so.2: cannot open"),
+        ("#!/bin/sh\nexit 1\n", "names no option: nothing at all"),
+        ("#!/nonexistent/sh\n", "ib_write_bw cannot be started: .*No such file"),
+    ],
+)
+def test_tool_that_does_not_run_is_the_reason_why_the_check_is_skipped(
+    perftest, host, tmp_path, text, says
+):
+    perftest("pass", topology=replace(host, nics=()))
+    tmp_path.joinpath("bin/ib_write_bw").write_text(text)
+    with pytest.raises(NotHereError, match=says):
+        rdma.measure(task_of())
+
+
+def test_tool_that_cannot_be_started_for_want_of_memory_says_so(monkeypatch):
+    def popen(*_, **__):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    with pytest.raises(NotHereError, match="Cannot allocate memory") as raised:
+        _task.said_by(["ib_write_bw"], 1.0)
+    assert want_of(raised.value)
+
+
+def running(tool):
+    return [
+        one for one in psutil.process_iter(["cmdline"]) if tool in one.info["cmdline"]
+    ]
+
+
+@pytest.fixture
+def wrapped(perftest, host, tmp_path):
+    """A script in the place of the tool that runs the real one; returns where that is."""
+
+    def install(client, *, before=""):
+        perftest(client, topology=replace(host, nics=host.nics[:1], gpus=()))
+        script = tmp_path / "bin/ib_write_bw"
+        real = str(script.rename(script.with_name("real")))
+        script.write_text(f'#!/bin/sh\n{before}\n{real} "$@"\nexit $?\n')
+        script.chmod(0o755)
+        return real
+
+    return install
+
+
+def test_script_around_the_tool_is_ended_with_all_that_it_has_started(wrapped):
+    real = wrapped(SENDS.format(rate="190.0"))
+    assert set(rdma.measure(task_of()).measures.values()) == {190.0}
+    assert not running(real)
+
+
+def test_script_around_a_tool_that_hangs_is_ended_with_it(wrapped):
+    real = wrapped("time.sleep(600)")
+    with pytest.raises(CheckFailedError, match="timed out after"):
+        rdma.measure(task_of(limit_s=3.0))
+    assert not running(real)
+
+
+def test_what_has_left_its_parents_and_holds_the_pipe_is_not_waited_for(
+    wrapped, monkeypatch
+):
+    monkeypatch.setattr(_task, "_END_S", 0.1)
+    leave = 'case "$*" in *127.0.0.1|--help) ;; *) (sleep 61.25 &) ;; esac'
+    wrapped(SENDS.format(rate="190.0"), before=leave)
+    assert set(rdma.measure(task_of()).measures.values()) == {190.0}
+    left = running("61.25")
+    assert left
+    for one in left:
+        one.kill()
 
 
 def test_check_is_skipped_without_the_tool_or_the_devices(perftest, host, monkeypatch):
@@ -329,8 +427,15 @@ def test_test_of_nccl_measures_where_it_is_installed(two_gpus):
     ("text", "says"),
     [
         (NCCL.format(wrong="3 FAILED", rate="350.25"), "values : 3 FAILED"),
-        ("#!/bin/sh\necho 'NCCL failure'; exit 3\n", "alltoall_perf: NCCL failure"),
-        ("#!/bin/sh\nexit 1\n", "alltoall_perf: "),
+        (NCCL.format(wrong="3 FAILED", rate="350.25") + "exit 1\n", "s : 3 FAILED"),
+        (
+            NCCL.format(wrong="0 OK", rate="350.25") + "exit 2\n",
+            "ended with exit code 2",
+        ),
+        (NCCL.format(wrong="0 OK", rate="0"), "alltoall_perf: # Avg bus bandwidth"),
+        (NCCL.format(wrong="0 OK", rate="nan"), "alltoall_perf: # Avg bus bandwidth"),
+        ("#!/bin/sh\necho 'NCCL failure'; exit 3\n", "exit code 3: NCCL failure"),
+        ("#!/bin/sh\nexit 1\n", "alltoall_perf ended with exit code 1"),
         ("#!/bin/sh\nexec sleep 600\n", "timed out after"),
     ],
 )
@@ -338,3 +443,9 @@ def test_test_of_nccl_that_fails_is_a_failure(two_gpus, text, says):
     two_gpus(text)
     with pytest.raises(CheckFailedError, match=says):
         all_to_all.measure(task_of(limit_s=0.5))
+
+
+def test_test_of_nccl_without_its_library_says_nothing_of_the_node(two_gpus):
+    two_gpus(NO_LIBRARY)
+    with pytest.raises(NotHereError, match=r"libnccl\.so\.2: cannot open"):
+        all_to_all.measure(task_of())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from drivetrain_health.checks._task import Task
 
 _NUM_WORDS = 8 << 20
-_BUS_RATE = re.compile(r"^# Avg bus bandwidth\s*: ([0-9.e+-]+)", re.MULTILINE)
+_BUS_RATE = re.compile(r"(?m)^# Avg bus bandwidth\s*: (?=.*[1-9])(\d+\.?\d*)\s*$")
 _WRONG = re.compile(r"^# Out of bounds values\s*: [1-9].*", re.MULTILINE)
 
 
@@ -28,8 +28,8 @@ def measure(task: Task) -> Found:
     By NCCL's test, it is `nccl_all_to_all_gb_per_s`: of each GPU's bus.
 
     Raises:
-        NotHereError: There are fewer than two GPUs.
-        CheckFailedError: What has arrived is not what was sent.
+        NotHereError: There are fewer than two GPUs, or NCCL's test lacks a library.
+        CheckFailedError: What has arrived is not what was sent, or NCCL's test fails.
     """
     devices = gpus(2)
     num = len(devices)
@@ -37,10 +37,11 @@ def measure(task: Task) -> Found:
     if shutil.which(command[0]):
         task.note(f"running {command[0]}")
         said = said_by(command, task.limit_s)
-        rate, wrong = _BUS_RATE.search(said), _WRONG.search(said)
+        rate, wrong = _BUS_RATE.search(said.text), _WRONG.search(said.text)
+        if wrong is None:
+            said.refuse_failure(command[0])
         if rate is None or wrong is not None:
-            last = said.strip().rsplit("\n", 1)[-1]
-            message = f"{command[0]}: {wrong[0] if wrong else last}"
+            message = f"{command[0]}: {wrong[0] if wrong else said.last_line}"
             raise CheckFailedError(message)
         return Found({"nccl_all_to_all_gb_per_s": float(rate[1])})
     sent = [

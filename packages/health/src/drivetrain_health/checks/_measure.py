@@ -53,13 +53,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
     # Any other error ends this process with a traceback, of which the caller tells.
     try:
         found = home.measure(task)
-    except NotHereError as error:
-        tell(skipped=str(error))
-    except CheckFailedError as error:
-        if want_of(error):
-            tell(not_made=str(error))
-        else:
-            tell(failed=str(error))
+    except (NotHereError, CheckFailedError) as error:
+        how = "skipped" if isinstance(error, NotHereError) else "failed"
+        tell(**{"not_made" if want_of(error) else how: str(error)})
     except (MemoryError, OSError, RuntimeError) as error:
         if not (want := want_of(error)):
             raise

@@ -8,25 +8,24 @@ is used twice.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import shlex
 import shutil
 import socket
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import psutil
-
 from drivetrain_health.checks._gpu_all_to_all import nccl_test
 from drivetrain_health.checks._task import (
-    TOOL_VARIABLES,
     CheckFailedError,
     Found,
     NotHereError,
+    Said,
+    end,
+    listens,
     said_by,
+    start,
 )
 from drivetrain_health.decisions.device_paths import (
     DevicePath,
@@ -44,8 +43,8 @@ if TYPE_CHECKING:
 _TOOL = "ib_write_bw"
 # The tool's own default is 5,000, 7 ms of a link of 400 Gbit/s.
 _ITERATIONS = 20_000
-# Bytes, iterations, the peak, and the average.
-_RATE = re.compile(r"^\s*\d+\s+\d+\s+[\d.]+\s+(\d+\.?\d*)\b", re.MULTILINE)
+# Bytes, which are as many by default, iterations, the peak, the average, and more numbers.
+_RATE = re.compile(r"(?m)^ *65536 +\d+ +[\d.]+ +(?!0*\.?0* )(\d+\.?\d*)( +[\d.]+)+\s*$")
 # Each end begins with a second of sleep.
 _PATH_S = 20.0
 # What the newest ones offer, for a plan of what is not run here.
@@ -59,7 +58,8 @@ def measure(task: Task) -> Found:
     A way that is slow is measured once more, alone.
 
     Raises:
-        NotHereError: The tool, the topology of the node, or an active device is missing.
+        NotHereError: The tool, a library of it, the topology of the node, or an active
+            device is missing.
         CheckFailedError: A way is slow beside those that are as far, the tool fails, or it
             does not answer in time.
     """
@@ -67,7 +67,7 @@ def measure(task: Task) -> Found:
     if tool is None:
         message = f"there is no {_TOOL}, which the package perftest has"
         raise NotHereError(message)
-    offered = said_by([tool, "--help"], task.limit_s)
+    offered = _offered_by(tool, task.limit_s)
     topology = read_host()
     rounds = rounds_of(paths_of(topology, offered))
     if not rounds:
@@ -104,11 +104,11 @@ def plan_commands(sysfs: str = "/sys", offered: str | None = None) -> list[str]:
             newest ones offer.
 
     Raises:
-        NotHereError: What reads the topology is not installed.
+        NotHereError: What reads the topology is not installed, or the tool does not run.
     """
     if offered is None:
         tool = shutil.which(_TOOL)
-        offered = said_by([tool, "--help"], _PATH_S) if tool else _NEWEST
+        offered = _offered_by(tool, _PATH_S) if tool else _NEWEST
     topology = read_host(sysfs)
     lines = []
     for number, one in enumerate(rounds_of(paths_of(topology, offered)), start=1):
@@ -209,7 +209,7 @@ def rate_of(said: str) -> float | None:
     r"""Returns the average rate in what the tool says, in Gbit/s; None if there is none.
 
     Args:
-        said: Its output.
+        said: Its output, in which any other line may hold numbers.
 
     Example:
         >>> rate_of(" #bytes #iterations BW peak[Gb/sec] BW average[Gb/sec] MsgRate[Mpps]\n"
@@ -220,48 +220,42 @@ def rate_of(said: str) -> float | None:
     return None if found is None else float(found[1])
 
 
+def _offered_by(tool: str, limit_s: float) -> str:
+    """Returns what the tool says of its options, after which it need not end with 0."""
+    said = said_by([tool, "--help"], limit_s)
+    if "--" not in said.text:
+        message = f"{tool} --help names no option: {said.last_line}"
+        raise NotHereError(message)
+    return said.text
+
+
 def _rate(
     path: DevicePath, commands: tuple[Sequence[str], Sequence[str]], limit_s: float
 ) -> float:
     """Returns the rate of a way, and how the tool failed as an error that names the way."""
     end_s = time.monotonic() + limit_s
-    server = subprocess.Popen(
-        commands[0],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **TOOL_VARIABLES},
-        text=True,
-        errors="replace",
-    )
+    what, said = f"{path}: {_TOOL}", Said("")
+    server = start(commands[0])
     try:
         # What it says comes at its end only, from a buffer.
-        while not _listens(server.pid) and server.poll() is None:
+        while not listens(server) and server.poll() is None:
             if time.monotonic() > end_s:
                 message = f"{path}: the receiving {_TOOL} does not listen"
                 raise CheckFailedError(message)
             time.sleep(0.02)
-        said = ""
         if server.poll() is None:
             said = said_by(commands[1], max(0.1, end_s - time.monotonic()), str(path))
+        code = server.poll() or 0
     finally:
-        server.kill()
-        heard = server.communicate()[0]
-    rate = rate_of(said)
+        heard = Said(end(server), code)
+    said.refuse_failure(what)
+    heard.refuse_failure(f"{path}: the receiving {_TOOL}")
+    rate = rate_of(said.text)
     if rate is None:
-        lines = (said or heard).strip().splitlines()
-        last = lines[-1] if lines else "nothing at all"
-        message = f"{path}: {_TOOL} has said no rate: {last}"
+        last = (said if said.text else heard).last_line
+        message = f"{what} has said no rate above 0: {last}"
         raise CheckFailedError(message)
     return rate
-
-
-def _listens(pid: int) -> bool:
-    try:
-        known = psutil.Process(pid).net_connections("tcp")
-    except psutil.Error:
-        return False
-    return any(one.status == psutil.CONN_LISTEN for one in known)
 
 
 def _free_port() -> int:

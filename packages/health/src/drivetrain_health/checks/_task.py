@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+import psutil
+
 from drivetrain_core import DrivetrainError
+from drivetrain_core.processes import describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +21,9 @@ if TYPE_CHECKING:
 
 # GPUs are counted as their places on the bus, as the topology counts them.
 TOOL_VARIABLES = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+# With these a shell, and the loader of libraries, say that a program cannot be run.
+_CANNOT_RUN = (126, 127)
+_END_S = 5.0
 
 
 class NotHereError(DrivetrainError):
@@ -69,19 +76,51 @@ class Task(NamedTuple):
     store: Store | None = None
 
 
-def said_by(command: Sequence[str], limit_s: float, what: str = "") -> str:
-    """Returns what a command writes, to whichever output.
+class Said(NamedTuple):
+    """How a tool has ended.
+
+    Attributes:
+        text: What it has written, to whichever output.
+        exit_code: As `subprocess` gives it.
+    """
+
+    text: str
+    exit_code: int = 0
+
+    @property
+    def last_line(self) -> str:
+        """What it has written last."""
+        return (self.text.strip() or "nothing at all").splitlines()[-1]
+
+    def refuse_failure(self, what: str) -> None:
+        """Raises if the tool has failed, whatever it has written before.
+
+        Args:
+            what: How the error begins.
+
+        Raises:
+            NotHereError: It could not be run, as without a library that it needs.
+            CheckFailedError: Any other exit status than 0.
+        """
+        if self.exit_code:
+            message = f"{what} {describe_exit(self.exit_code)}: {self.last_line}"
+            runs = self.exit_code not in _CANNOT_RUN
+            raise (CheckFailedError if runs else NotHereError)(message)
+
+
+def start(command: Sequence[str]) -> subprocess.Popen[str]:
+    """Starts a tool, whose outputs are one pipe. `end` has to end it.
+
+    It stays in the group of processes of the measurement, with which it is killed.
 
     Args:
         command: The command.
-        limit_s: After how long it is killed.
-        what: How errors begin; by default the command's name.
 
     Raises:
-        CheckFailedError: It does not start, or does not end in time.
+        NotHereError: It does not start.
     """
     try:
-        return subprocess.run(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -89,12 +128,75 @@ def said_by(command: Sequence[str], limit_s: float, what: str = "") -> str:
             env={**os.environ, **TOOL_VARIABLES},
             text=True,
             errors="replace",
-            timeout=limit_s,
-            check=False,
-        ).stdout
-    except (OSError, subprocess.TimeoutExpired) as error:
+        )
+    except OSError as error:
+        message = f"{command[0]} cannot be started: {error}"
+        raise NotHereError(message) from error
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    """Ends a tool with all that it has started; returns what they have written.
+
+    Args:
+        process: Of the tool, or of a script around it.
+    """
+    for one in _family(process):
+        with suppress(psutil.Error):
+            one.kill()
+    try:
+        return process.communicate(timeout=_END_S)[0]
+    except subprocess.TimeoutExpired:
+        # A process that has left its parents holds the pipe.
+        assert process.stdout is not None
+        process.stdout.close()
+        return ""
+
+
+def listens(process: subprocess.Popen[str]) -> bool:
+    """Whether a tool waits for connections over TCP.
+
+    Args:
+        process: Of the tool, or of a script around it.
+    """
+    for one in _family(process):
+        with suppress(psutil.Error):
+            if any(c.status == psutil.CONN_LISTEN for c in one.net_connections("tcp")):
+                return True
+    return False
+
+
+def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Returns a process and all that it has started; nothing of one that has ended.
+
+    Its number may be another's then, and what it has started is of the measurement's group.
+    """
+    with suppress(psutil.Error):
+        if process.poll() is None:
+            first = psutil.Process(process.pid)
+            return [first, *first.children(recursive=True)]
+    return []
+
+
+def said_by(command: Sequence[str], limit_s: float, what: str = "") -> Said:
+    """Runs a tool and returns how it has ended, which may be by a failure.
+
+    Args:
+        command: The command.
+        limit_s: After how long it is killed, with all that it has started.
+        what: How errors begin; by default the command's name.
+
+    Raises:
+        NotHereError: It does not start.
+        CheckFailedError: It does not end in time.
+    """
+    process = start(command)
+    try:
+        return Said(process.communicate(timeout=limit_s)[0], process.returncode)
+    except subprocess.TimeoutExpired as error:
         message = f"{what or command[0]}: {error}"
         raise CheckFailedError(message) from error
+    finally:
+        end(process)
 
 
 def repeat(work: Callable[[], object], seconds: float) -> tuple[int, float]:

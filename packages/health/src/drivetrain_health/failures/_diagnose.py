@@ -228,7 +228,8 @@ def _signalled(
         if own and (is_known or own_kind in _CLASSES["of_killers"]):
             return own
         is_hang = said is not None and said.failure_class == FailureClass.HANG
-        is_told = is_hang or kind in _CLASSES["of_killers"]
+        is_ended = by_code.is_echo and kind not in {None, *_CLASSES["apart"]}
+        is_told = is_hang or is_ended or kind in _CLASSES["of_killers"]
         return said if said and is_told else by_code
     is_abort = by_code.cause == "abort"
     if own and (is_abort or own_kind in _CLASSES["of_crashes"]):

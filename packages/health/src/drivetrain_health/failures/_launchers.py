@@ -6,7 +6,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
-from drivetrain_health.failures._clue import shortened
+from drivetrain_health.failures._clue import RULES, shortened
 from drivetrain_health.failures._exit_codes import clue_of_exit_code, signal_of
 from drivetrain_health.failures._output_signs import telling_lines
 
@@ -17,16 +17,7 @@ if TYPE_CHECKING:
 
 # torchrun names the others before it.
 _FIRST = "Root Cause (first observed failure):"
-_CODE = re.compile(
-    r"\b(?:exit(?:s|ed|code)?|returncode|rc)\b(?:.{0,40}?\b(?:code|status|value|with))?"
-    r"[^\w\n-]{0,14}(-?\d{1,3})\b|\b(?:return(?:s|ed)?|terminated|died|failed|finished|"
-    r"ended)\b.{0,40}?\b(?:code|status|value)[^\w\n-]{0,5}(-?\d{1,3})\b",
-    re.IGNORECASE,
-)
-_SIGNAL = re.compile(
-    r"(?<!closing )\bsignals?\b[^\w\n]{0,3}(?:(SIG[A-Z]+)\b|(?:sig\w+[^\w\n]{1,3})?(\d{1,2})\b)",
-    re.IGNORECASE,
-)
+_CODE, _SIGNAL = (re.compile(one, re.IGNORECASE) for one in RULES["launchers"].values())
 
 
 def clue_of_launcher(lines: Sequence[str]) -> Clue | None:

@@ -100,9 +100,8 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
         )
         # The heading of the last one may have been cut off.
         bare = (_LAST.match(t) for t in rest[:6] if t and not t.startswith(_CHAINS))
-        if chain and (
-            last := next((m for m in bare if m and _NAMES.search(m[1])), None)
-        ):
+        last = next((m for m in bare if chain and m and _NAMES.search(m[1])), None)
+        if last is not None:
             (name, message), chain, more = last.groups(""), "", iter(())
         is_summary = _SUMMARIES.search(name) or _SUMMED_UP in message
         message = "\n".join([message, *more])
