@@ -51,6 +51,9 @@ class OnePass:
     def before(self, done):
         """Is called before each step, and at the end; `done` steps count."""
 
+    def after(self, k):
+        """Is called after each step, also after one that is lost."""
+
     def loss(self, x, rows, k):
         return self.model(x).square().mean()
 

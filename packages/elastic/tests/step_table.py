@@ -7,6 +7,7 @@ less than a second.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import model_programs
+import state_programs
 import step_programs
 import torch
 import torch._dynamo  # The first step of an optimizer loads it.
@@ -30,12 +32,13 @@ from step_programs import NUM_STEPS, OnePass
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._membership._connection import Connection
+from drivetrain_elastic._membership._world_group import RankLostError
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_elastic.testing import ScriptedWorlds
 
 PROGRAMS = {
     name: one
-    for module in (step_programs, model_programs)
+    for module in (step_programs, model_programs, state_programs)
     for name, one in vars(module).items()
     if isinstance(one, type) and issubclass(one, OnePass)
 }
@@ -69,6 +72,7 @@ def train_plainly(name):
         if not program.steps_itself:
             for one in optimizers:
                 one.step()
+        program.after(k)
     program.before(NUM_STEPS)
     return [one.detach() for one in program.parameters()]
 
@@ -115,6 +119,7 @@ def train_elastically(name, connection, *, bucket_bytes=100, dies=None, breaks=F
                 program.update(k)
                 if dies is not None:
                     dies(step, "update")
+            program.after(k)
             if breaks:
                 break
     program.before(loop.step)
@@ -273,11 +278,28 @@ class Case:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         dies = die if is_victim else None
+        if self._phase == "update" and name == f"w{self._num_ranks - 2}" != "w0":
+            fall_behind()
         bucket_bytes = bucket_bytes_of(self._name, self._num_ranks)
         found = train_elastically(
             self._name, connection, bucket_bytes=bucket_bytes, dies=dies
         )
         torch.save(found, self._folder / f"{name}.pt")
+
+
+def fall_behind():
+    """Loses the connection to the rank that is killed before its sums are here.
+
+    Another rank has its own, and makes the update.
+    """
+    finish, num = GradientReducer.finish, itertools.count(1)
+
+    def finish_behind(self, group):
+        finish(self, group)
+        if next(num) == KILL_STEP:
+            raise RankLostError("the connection was closed")
+
+    GradientReducer.finish = finish_behind
 
 
 def phase_of(name, num_ranks):

@@ -563,7 +563,7 @@ def saves_on_request():
         with step:
             for part in step.parts():
                 (part_loss(loop._training._own["model"], part) * part.weight).backward()
-        if loop._requested.is_agreed:
+        if loop._checkpoints.requested.is_agreed:
             agreed.append(loop.step)
     return agreed, saver.steps, membership.saved
 

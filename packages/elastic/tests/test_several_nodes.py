@@ -247,6 +247,17 @@ def test_node_leaves_although_the_master_dies_as_it_says_so(job):
         (["--rdzv-endpoint", "a:65536"], "a port to 65535"),
         (["--metrics", "127.0.0.1:99999"], "a port to 65535, got '127.0.0.1:99999'"),
         (["--nnodes", "2"], "several nodes, or a journal, need --rdzv-endpoint"),
+        (["--metrics", "127.0.0.1:0"], "--metrics is for a job with --rdzv-endpoint"),
+        (["--tls-ca", "a.pem"], "--tls-ca is for a job with --rdzv-endpoint"),
+        (
+            ["--tls-certificate", "a", "--tls-key", "b"],
+            "--tls-certificate is for a job",
+        ),
+        (["--token-file", "token"], "--token-file is for a job with --rdzv-endpoint"),
+        (
+            ["--standalone", "--rdzv-endpoint", "127.0.0.1:1"],
+            "--rdzv-endpoint is for a job",
+        ),
         (
             ["--workers-per-copy", "2"],
             "--nproc-per-node must be a multiple of --workers-per-copy",

@@ -56,6 +56,12 @@ Path(folder, f"after-{{loop.rank}}").write_text(f"{{loop.step}} {{loop.is_done}}
 """
 
 
+def _start(*words, **options):
+    """Starts a process that hears a hangup, though whoever runs the tests may not."""
+    heed = functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    return subprocess.Popen(*words, preexec_fn=heed, **options)  # noqa: PLW1509
+
+
 @pytest.fixture
 def job(tmp_path):
     """Makes jobs of a script that leaves a file with its last step, after its loop."""
@@ -67,7 +73,7 @@ def job(tmp_path):
         options = ["--nproc-per-node", "1", "--standbys", "0", *options]
         program = [str(script), str(tmp_path), saves]
         jobs.append(LocalJob(tmp_path, options=options, program=program))
-        jobs[-1].start_node(**({"start": start} if start else {}))
+        jobs[-1].start_node(start=start or _start)
         return jobs[-1]
 
     yield make

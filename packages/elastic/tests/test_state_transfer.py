@@ -230,7 +230,7 @@ def half_taken(checkpointer):
         checkpointer=checkpointer,
     )
     training = loop._training
-    loop._restore()
+    loop._checkpoints.restore()
     if rank == 0:
 
         def die(number, tensor):
@@ -247,7 +247,7 @@ def half_taken(checkpointer):
         training.take(group, 0)
     assert (training.has_state, training.is_torn) == (False, True)
     try:
-        loop._begin_anew()
+        loop._checkpoints.begin_anew()
     except DistributedError as error:
         return str(error)
     return [one.tolist() for one in model.parameters()], training.step

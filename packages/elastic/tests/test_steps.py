@@ -16,16 +16,12 @@ class Rank:
     """One rank: its model is the list of updates that it has applied.
 
     Args:
-        keeps: Whether it keeps the gradients of a step until it has those of the next one,
-            and makes no votes.
+        votes: Whether it votes in each step.
     """
 
-    def __init__(self, keeps=False):
-        self.phases = [one for one in PHASES if not (keeps and one.endswith(VOTE))]
-        self.keeps = keeps
-        self.model, self.gradients = [], None
-        self.step, self.phase = 1, 0
-        self.reduced = 0
+    def __init__(self, votes=True):
+        self.phases = [one for one in PHASES if votes or not one.endswith(VOTE)]
+        self.model, self.step, self.phase = [], 1, 0
 
     def can_move(self, ranks):
         name = self.phases[self.phase]
@@ -34,34 +30,19 @@ class Rank:
         return True
 
     def move(self):
-        name = self.phases[self.phase]
-        if name == "compute" and not self.keeps:
-            # From here on the old gradients are gone.
-            self.gradients = None
-        elif name == "reduced":
-            self.gradients, self.reduced = self.step, self.step
-        elif name == "apply":
-            self.model.append(self.gradients)
+        if self.phases[self.phase] == "apply":
+            self.model.append(self.step)
         self.phase += 1
         if self.phase == len(self.phases):
             self.step, self.phase = self.step + 1, 0
 
-    def progress(self):
-        return Progress(applied=len(self.model), reduced=self.reduced)
-
 
 def carry_out(ranks, resolution):
     for rank, action in zip(ranks, resolution.actions, strict=True):
-        if action.do == Do.TAKE_GRADIENTS:
-            given = ranks[action.source].gradients
-            assert given == resolution.step
-            rank.gradients = given
-        if action.do in {Do.TAKE_GRADIENTS, Do.APPLY}:
-            assert rank.gradients == resolution.step
-            rank.model.append(rank.gradients)
-    for rank, action in zip(ranks, resolution.actions, strict=True):
         if action.do == Do.TAKE_STATE:
-            rank.model = list(ranks[action.source].model)
+            source = ranks[action.source]
+            assert len(source.model) == resolution.step
+            rank.model = list(source.model)
 
 
 @pytest.mark.slow
@@ -70,10 +51,10 @@ def carry_out(ranks, resolution):
     data=st.data(),
     num=st.integers(2, 6),
     num_moves=st.integers(0, 120),
-    keeps=st.booleans(),
+    votes=st.booleans(),
 )
-def test_survivors_agree_whatever_the_moment(data, num, num_moves, keeps):
-    ranks = [Rank(keeps) for _ in range(num)]
+def test_survivors_agree_whatever_the_moment(data, num, num_moves, votes):
+    ranks = [Rank(votes) for _ in range(num)]
     for _ in range(num_moves):
         able = [rank for rank in ranks if rank.can_move(ranks)]
         data.draw(st.sampled_from(able)).move()
@@ -83,8 +64,8 @@ def test_survivors_agree_whatever_the_moment(data, num, num_moves, keeps):
     num_new = data.draw(st.integers(0, 2))
     news = [Rank() for _ in range(num_new)]
     world = alive + news
-    progress = [one.progress() for one in alive]
-    progress += [Progress(0, 0, is_new=True) for _ in news]
+    progress = [Progress(len(one.model)) for one in alive]
+    progress += [Progress(0, is_new=True) for _ in news]
     resolution = resolve(progress)
     carry_out(world, resolution)
     # No step was left out or applied twice, and all ranks are alike.
@@ -94,40 +75,31 @@ def test_survivors_agree_whatever_the_moment(data, num, num_moves, keeps):
     assert before - 1 <= resolution.step == kept
 
 
-def test_gradients_come_from_the_same_node_and_from_many():
-    progress = [Progress(3, 3, node="a"), Progress(2, 3, node="b")]
-    progress += [Progress(2, 2, node=node) for node in "bab"]
-    progress += [Progress(0, 0, is_new=True, node="a")]
+def test_states_come_from_the_same_node_and_from_many():
+    progress = [Progress(3, node="a"), Progress(3, node="b")]
+    progress += [Progress(2, node=node) for node in "bab"]
+    progress += [Progress(0, is_new=True, node="a")]
     _, actions = resolve(progress)
     assert [one.source for one in actions] == [-1, -1, 1, 0, 1, 0]
 
 
 def test_world_of_new_ranks_only_is_an_error():
     with pytest.raises(DistributedError, match="no rank of this world has the state"):
-        resolve([Progress(0, 0, is_new=True)])
+        resolve([Progress(0, is_new=True)])
 
 
-@pytest.mark.parametrize(
-    ("one", "says"),
-    [
-        (
-            Progress(1, 1),
-            "rank 1 has applied step 1 and reduced step 1 while another rank has step 3",
-        ),
-        (Progress(3, 2), "rank 1 has applied step 3 and reduced step 2"),
-        (Progress(1, 3), "rank 1 has applied step 1 and reduced step 3"),
-    ],
-)
-def test_ranks_that_cannot_have_come_so_far_together_are_an_error(one, says):
-    with pytest.raises(DistributedError, match=says):
-        resolve([Progress(2, 3), one])
+def test_part_that_no_rank_has_as_far_as_others_is_an_error():
+    progress = [Progress(3, part=0), Progress(2, part=1)]
+    with pytest.raises(DistributedError, match="no rank has part 1 of the state"):
+        resolve(progress)
 
 
 def test_nothing_in_flight_is_nothing_to_do():
-    assert resolve([Progress(4, 4)] * 2) == (4, (Action(Do.NOTHING),) * 2)
+    assert resolve([Progress(4)] * 2) == (4, (Action(Do.NOTHING),) * 2)
 
 
-def test_rank_takes_the_state_where_an_update_has_spent_its_gradients():
-    first = Progress(applied=7, reduced=7, is_spent=True)
-    step, actions = resolve([first, Progress(applied=6, reduced=6)])
-    assert (step, [one.do for one in actions]) == (7, [Do.NOTHING, Do.TAKE_STATE])
+def test_rank_that_is_behind_or_of_an_older_world_takes_the_state():
+    progress = [Progress(7, epoch=2), Progress(6, epoch=2), Progress(9, epoch=1)]
+    step, actions = resolve(progress)
+    assert step == 7
+    assert [one.do for one in actions] == [Do.NOTHING, Do.TAKE_STATE, Do.TAKE_STATE]

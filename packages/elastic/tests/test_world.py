@@ -7,7 +7,12 @@ import torch.distributed as dist
 
 from drivetrain_core import DistributedError
 from drivetrain_elastic._membership._rank_assignment import RankAssignment
-from drivetrain_elastic._membership._world import call_roll, tell_finished
+from drivetrain_elastic._membership._world import (
+    call_roll,
+    end_together,
+    is_finished,
+    tell_finished,
+)
 
 SEAT = RankAssignment(3, 0, ("a", "b"), ("node", "node"))
 
@@ -46,3 +51,22 @@ def test_roll_call_ends_with_its_world_and_with_the_training():
     assert not call_roll(SEAT, store, patience_s=30, is_over=is_over)
     tell_finished(store, 7)
     assert not call_roll(SEAT, store, patience_s=30, is_over=never)
+
+
+def test_scripts_end_together_after_the_same_step_only():
+    for other, has_ended in ((5, True), (6, False)):
+        store = dist.HashStore()
+        store.set("world/3/left/1", str(other))
+        assert end_together(SEAT, store, 5, never) == has_ended
+        assert is_finished(store) == has_ended
+
+
+def test_script_whose_world_goes_on_without_it_has_left_it():
+    store, asked = dist.HashStore(), []
+
+    def is_over():
+        asked.append(1)
+        return len(asked) == 3
+
+    assert not end_together(SEAT, store, 5, is_over)
+    assert not is_finished(store)

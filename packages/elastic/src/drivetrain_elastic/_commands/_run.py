@@ -62,6 +62,13 @@ def _require_options(arguments: argparse.Namespace) -> None:
                 "several nodes, or a journal, need --rdzv-endpoint HOST:PORT; nodes that "
                 "keep no journal also take DRIVETRAIN_ELASTIC_MASTER"
             )
+        # Of a master that others reach; this node's own has none of these.
+        names = ("rdzv_endpoint", "metrics", "token_file", "tls_ca", "tls_certificate")
+        if found := [name for name in (*names, "tls_key") if getattr(arguments, name)]:
+            message = message or (
+                f"--{found[0].replace('_', '-')} is for a job with --rdzv-endpoint "
+                "HOST:PORT and without --standalone: the master of this one node has none"
+            )
     elif arguments.metrics and not arguments.journal:
         message = "--metrics is for the agent that keeps the master: give it --journal"
     elif arguments.journal and "://" in arguments.journal:

@@ -158,3 +158,32 @@ def call_roll(
         if time.monotonic() > end_s:
             message = f"not all ranks of world {assignment.epoch} came within {patience_s:g} s"
             raise DistributedError(message)
+
+
+def end_together(
+    assignment: RankAssignment, store: Store, step: int, is_over: Callable[[], bool]
+) -> bool:
+    """Waits for the scripts of all ranks to end; returns whether the training ends so.
+
+    It does if all have left it after the same step. A rank that goes on waits for those
+    that are here, until the world is broken.
+
+    Args:
+        assignment: Of this rank.
+        store: Where the ranks of all worlds meet.
+        step: The last one that counts here.
+        is_over: Whether the world has been replaced.
+    """
+    keys = [
+        f"world/{assignment.epoch}/left/{rank}"
+        for rank in range(len(assignment.members))
+    ]
+    store.set(keys[assignment.rank], str(step))
+    while not is_over():
+        with contextlib.suppress(DistStoreError):
+            store.wait(keys, _LOOK)
+            if any(store.get(key) != str(step).encode() for key in keys):
+                return False
+            tell_finished(store, step)
+            return True
+    return False

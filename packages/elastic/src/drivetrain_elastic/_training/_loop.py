@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
-import math
+import os
+import sys
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -17,16 +19,17 @@ from drivetrain_elastic._membership._single_process import SingleProcessMembersh
 from drivetrain_elastic._membership._world import (
     World,
     call_roll,
+    end_together,
     is_finished,
     tell_finished,
 )
 from drivetrain_elastic._membership._world_group import RankLostError, with_others
 from drivetrain_elastic._observability._step_meter import StepMeter
 from drivetrain_elastic._training._agreement import agree
+from drivetrain_elastic._training._checkpoints import Checkpoints
 from drivetrain_elastic._training._gc_pause import GcPause
 from drivetrain_elastic._training._model_copy import ModelCopy, require_in_copy
 from drivetrain_elastic._training._refusals import refuse
-from drivetrain_elastic._training._requested_checkpoint import RequestedCheckpoint
 from drivetrain_elastic._training._script_updates import ScriptUpdates
 from drivetrain_elastic._training._step import Step, StepLostError
 from drivetrain_elastic._training._training_state import Training
@@ -66,7 +69,9 @@ class ElasticLoop:
     steps the optimizer at the end of a step, unless the script does so in every step, by
     `optimizer.step()` or by a `GradScaler`.
 
-    A loop that is left may be entered again, and goes on with the next step.
+    A loop that is left may be entered again, and goes on with the next step. Where the
+    scripts of all ranks leave it after the same step, and end well, the training has ended.
+    A job has one loop.
 
     Args:
         model: On this rank. Where several ranks hold a copy together, it is sharded among
@@ -115,6 +120,8 @@ class ElasticLoop:
         3
     """
 
+    _has_connected: ClassVar[bool] = False
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -140,20 +147,26 @@ class ElasticLoop:
         self._schedule = schedule
         self._num_steps = num_steps
         self._num_epochs = num_epochs
+        # Two of the environment's job would take each other's place.
+        self._is_of_job = connection is None
+        if self._is_of_job and ElasticLoop._has_connected:
+            refuse("second_loop")
         self._membership, self._store, make = connection or connect()
         # Then no rank joins.
         self._is_alone = isinstance(self._membership, SingleProcessMembership)
+        if self._is_of_job:
+            ElasticLoop._has_connected = not self._is_alone
+        self._pid = os.getpid()
         self._factory = factory or make()
         self._timeout = timeout
         self._num_micro_batches = num_micro_batches
         self._patience_s = patience_s
-        self._checkpointer = checkpointer
-        self._save_every = save_every
-        self._restored = 0
-        self._requested = RequestedCheckpoint(self._membership)
         self._copy = ModelCopy(model)
         others = {} if state is None else state
         self._training = Training(model, optimizer, others, schedule, scaling)
+        self._checkpoints = Checkpoints(
+            checkpointer, save_every, self._membership, self._training
+        )
         self._block = Block(0, 0, 0)
         self._world: World | None = None
         self._epoch = 0
@@ -220,27 +233,48 @@ class ElasticLoop:
         if self._is_closed:
             return
         if not self._has_begun:
+            if self._is_of_job and not self._is_alone:
+                atexit.register(self._end_together)
             self._has_begun = True
-            self._restore()
+            self._checkpoints.restore()
             self._membership.report_ready()
         try:
             while self._prepare():
                 assert self._world is not None
-                yield Step(self, self.step + 1, self._world.assignment)
+                step = Step(self, self.step + 1, self._world.assignment)
+                yield step
+                if not step.has_begun:
+                    refuse("skipped", number=step.number)
             self._membership.report_phase("ending")
-            self._flush()
+            self._checkpoints.flush()
             self._membership.report_end(is_finished=self.is_done)
         except GeneratorExit:
             self._gc_pause.end()
             return
         except BaseException:
             self._has_failed = True
+            ElasticLoop._has_connected = False
             self._close()
             raise
         self._close()
 
+    def _end_together(self) -> None:
+        """Ends the training, at the end of a script that has left the loop, if all do so.
+
+        Where others go on, or this script has failed, its agent finds that it was left.
+        """
+        has_failed = getattr(sys, "last_value", None) is not None
+        if has_failed or self._world is None or os.getpid() != self._pid:
+            return
+        self._membership.report_phase("ending")
+        assignment = self._world.assignment
+        if end_together(assignment, self._store, self.step, self._is_over):
+            self._checkpoints.flush()
+            self._membership.report_end(is_finished=True)
+
     def _close(self) -> None:
         self._is_closed = True
+        atexit.unregister(self._end_together)
         self._unsubscribe()
         self._training.reducer.close()
         self._leave_world()
@@ -250,6 +284,7 @@ class ElasticLoop:
 
     def _prepare(self) -> bool:
         """Comes to the start of the next step; returns whether there is one here."""
+        self._training.resume()
         while True:
             if self._world is None:
                 if not self._enter():
@@ -280,6 +315,8 @@ class ElasticLoop:
         self._began_s = time.monotonic()
         self._meter.begin_step(self.step + 1)
         self._is_summed = self._is_updated = False
+        if not self._is_alone:
+            self._training.keep()
         self._updates.begin()
 
     def _let_go(self) -> None:
@@ -323,6 +360,8 @@ class ElasticLoop:
             yield Part(indices, weight * size)
         self._membership.report_phase("waiting")
         require_in_copy(self._world, self._sum(), reducer.device)
+        # From here on the step counts: what the script does with sums is done once.
+        require_in_copy(self._world, self._tell_news(self._world), reducer.device)
         self._membership.report_phase("computing")
         reducer.show()
         self._is_summed = True
@@ -354,7 +393,6 @@ class ElasticLoop:
 
         Raises:
             ProgramError: Gradients are not sums yet, or the scaler is not in the state.
-            StepLostError: A rank is gone.
         """
         training, world = self._training, self._world
         if world is None or not self._is_summed:
@@ -364,7 +402,6 @@ class ElasticLoop:
         self._updates.end()
         self._meter.wait()
         training.settle(scale, is_left_out=bool(is_overflow))
-        require_in_copy(world, self._tell_news(world), training.reducer.device)
         self._meter.apply()
         training.apply()
         self._is_updated = True
@@ -379,7 +416,9 @@ class ElasticLoop:
         self._updates.end()
         self._num_broken = 0
         self._training.reducer.hide()
-        self._save()
+        if self._checkpoints.is_due(self._world.assignment):
+            self._meter.save()
+            self._checkpoints.save()
         # Where copies have parts, all have voted before, but some may not have heard it.
         # Where sums are kept, the next step is the vote, if this world makes it.
         is_whole = self._world.assignment.unit == 1
@@ -406,16 +445,16 @@ class ElasticLoop:
         if world.assignment.unit == 1:
             reducer = self._training.reducer
             self._has_news = reducer.has_news
-            self._requested.is_agreed = reducer.has_wish
+            self._checkpoints.requested.is_agreed = reducer.has_wish
             return None
         # Other parts of the model may not have theirs: the vote comes before the update.
         news = torch.tensor([int(self._is_over()), int(self._wants_save())])
         try:
-            with with_others():
+            with self._meter.waiting("vote"), with_others():
                 world.everyone.allreduce([news]).wait()
         except RankLostError as error:
             return error
-        self._has_news, self._requested.is_agreed = (news > 0).tolist()
+        self._has_news, self._checkpoints.requested.is_agreed = (news > 0).tolist()
         return None
 
     def _cast_vote(self) -> None:
@@ -437,67 +476,6 @@ class ElasticLoop:
         if vote is not None:
             with with_others():
                 vote.wait()
-
-    # ---- checkpoints ----
-
-    def _restore(self) -> None:
-        """Begins where the last checkpoint is, unless a rank turns out to be further."""
-        if self._checkpointer is None:
-            return
-        latest = self._checkpointer.latest()
-        is_here = latest is not None and latest <= self._restored
-        if latest is None or (is_here and not self._training.is_torn):
-            return
-        entries: dict[str, Any] = self._training.entries()
-        # Whatever is newest and whole: what was named may be damaged.
-        restored = self._checkpointer.restore(entries)
-        self._training.set_entries(entries)
-        self._restored = restored
-
-    def _begin_anew(self) -> None:
-        """Finds the state that all ranks are to have, if none of them has it.
-
-        Raises:
-            DistributedError: There is none.
-        """
-        self._restore()
-        if self._training.is_torn:
-            message = (
-                "the rank that had the state was lost while it sent it here, and no "
-                "checkpoint has it: this rank has half of it, and cannot go on"
-            )
-            raise DistributedError(message)
-
-    def _wants_save(self) -> bool:
-        """Whether this rank is to tell all others that a checkpoint is wanted now."""
-        assert self._world is not None
-        return self._world.assignment.rank == 0 and self._requested.is_due()
-
-    def _save(self) -> None:
-        assert self._world is not None
-        self._requested.is_saver = self._world.assignment.copy == 0
-        is_due = self._save_every > 0 and self.step % self._save_every == 0
-        if not is_due and not self._requested.is_agreed:
-            return
-        self._meter.save()
-        if not self._requested.is_saver:
-            return
-        self._requested.saved_step = self.step
-        saver = self._checkpointer
-        if self._requested.is_agreed:
-            self._requested.save(saver, self.step, self._training.entries())
-        elif saver is not None:
-            saver.save(self.step, self._training.entries())
-
-    def _flush(self) -> None:
-        """Waits for what is on its way to the disk, as long as this worker has."""
-        entries = self._training.entries
-        self._requested.save_last(self._checkpointer, self.step, entries)
-        if self._checkpointer is None:
-            return
-        end_s = self._membership.end_s()
-        if not self._checkpointer.flush(None if end_s == math.inf else end_s):
-            logger.warning("a checkpoint is not durable, and this node may go now")
 
     # ---- worlds ----
 
@@ -521,6 +499,7 @@ class ElasticLoop:
             logger.info("world %d is broken: %s", self._epoch, reason)
             self._membership.report_broken(self._epoch, reason)
         self._leave_world()
+        self._training.lose()
 
     def _leave_world(self) -> None:
         self._vote, self._has_news = None, False
@@ -566,7 +545,9 @@ class ElasticLoop:
             latest = self._membership.latest()
             if latest is not None:
                 self._hear(latest)
-            done = agree(self._training, self._world, begin=self._begin_anew)
+            done = agree(
+                self._training, self._world, begin=self._checkpoints.begin_anew
+            )
             logger.info(
                 "rank %d of %d in world %d, step %d: %s",
                 *(
@@ -591,6 +572,11 @@ class ElasticLoop:
         if self._num_broken > 1:
             logger.warning("%d worlds in a row broke as they formed", self._num_broken)
             time.sleep(wait_s)
+
+    def _wants_save(self) -> bool:
+        """Whether this rank is to tell all others that a checkpoint is wanted now."""
+        assert self._world is not None
+        return self._world.assignment.rank == 0 and self._checkpoints.requested.is_due()
 
     def _is_over(self) -> bool:
         latest = self._membership.latest()

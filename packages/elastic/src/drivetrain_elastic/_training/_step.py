@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
 
 from drivetrain_elastic._training._refusals import refuse
@@ -44,6 +45,7 @@ class Step:
         epoch: Of the world that makes it.
         world_size: The number of ranks that share the global batch.
         rank: This one.
+        has_begun: Whether the script has entered it.
     """
 
     def __init__(
@@ -53,8 +55,8 @@ class Step:
         self.epoch = assignment.epoch
         self.world_size = len(assignment.members)
         self.rank = assignment.rank
-        self._loop = loop
-        self._has_all = False
+        self._loop, self._pid = loop, os.getpid()
+        self.has_begun = self._has_all = False
 
     def parts(self) -> Iterator[Part]:
         """Yields what this rank computes; there may be nothing.
@@ -72,6 +74,7 @@ class Step:
         self._has_all = True
 
     def __enter__(self) -> Self:
+        self.has_begun = True
         self._loop._begin()
         return self
 
@@ -79,6 +82,9 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, _: object
     ) -> bool:
         del kind
+        if os.getpid() != self._pid:
+            # A child that the script has forked ends: the step is its parent's.
+            return False
         if error is None:
             try:
                 self._require_all()
