@@ -12,9 +12,7 @@ from drivetrain_core import DistributedError, ProgramError
 from drivetrain_core.services import TorchProcessGroupFactory
 from drivetrain_elastic import ElasticLoop, Schedule
 from drivetrain_elastic._membership._connection import Connection
-from drivetrain_elastic._training._training_state import Training
 from drivetrain_elastic.testing import ScriptedWorlds
-from drivetrain_testing import run_ranks
 
 SCHEDULE = Schedule(num_samples=8, global_batch=4, shuffle=False)
 
@@ -162,3 +160,20 @@ def test_rank_without_peers_sends_and_copies_nothing():
     train(loop, body)
     assert loop.is_done
     assert loop._num_collectives() == 0
+
+
+def test_optimizer_that_is_given_more_is_refused_where_ranks_join():
+    store = dist.HashStore()
+    store.set("seats/1", "w0|")
+
+    worlds = ScriptedWorlds("w0", lambda: store)
+    connection = Connection(worlds, store, lambda: TorchProcessGroupFactory("gloo"))
+    loop, model, optimizer = make(connection=connection)
+    extra = torch.nn.Parameter(torch.ones(1))
+
+    def body(step):
+        optimizer.add_param_group({"params": [extra]})
+        compute(step, model)
+
+    with pytest.raises(ProgramError, match="given other parameters after the loop"):
+        train(loop, body)

@@ -37,32 +37,21 @@ def agree(training: Training, world: World, *, begin: Callable[[], None]) -> str
         RankLostError: A rank is gone.
         DistributedError: No rank has the state.
     """
-    is_new, spent = not training.has_state, training.is_spent
-    mine = torch.tensor(
-        [training.step, training.reduced, is_new, training.epoch, spent]
-    )
+    mine = torch.tensor([training.step, not training.has_state, training.epoch])
     assignment = world.assignment
     rows = _gather(world.everyone, mine, len(assignment.members))
-    if all(is_new for _, _, is_new, *_ in rows):
+    if all(is_new for _, is_new, _ in rows):
         if assignment.copy == 0:
             begin()
         done = _begin_alike(training, world)
     else:
-        progress = [
-            Progress(
-                step,
-                reduced,
-                bool(is_new),
-                node,
-                rank % assignment.unit,
-                epoch,
-                bool(spent),
-            )
-            for rank, ((step, reduced, is_new, epoch, spent), node) in enumerate(
-                zip(rows, assignment.nodes, strict=True)
-            )
-        ]
-        resolution = resolve(progress, votes_first=assignment.unit > 1)
+        places = enumerate(zip(rows, assignment.nodes, strict=True))
+        resolution = resolve(
+            [
+                Progress(step, bool(is_new), node, rank % assignment.unit, epoch)
+                for rank, ((step, is_new, epoch), node) in places
+            ]
+        )
         done = _carry_out(resolution, training, world)
     training.epoch = assignment.epoch
     return done
@@ -82,7 +71,6 @@ def _begin_alike(training: Training, world: World) -> str:
         elif assignment.copy == taker:
             training.take(peers, 0)
     training.has_state = True
-    training.reduced = training.step
     if assignment.epoch > 1 and assignment.rank == 0:
         logger.warning(
             "no rank of world %d has the state: the training begins at step %d",
@@ -93,19 +81,6 @@ def _begin_alike(training: Training, world: World) -> str:
 
 def _carry_out(resolution: Resolution, training: Training, world: World) -> str:
     assignment, peers, actions = world.assignment, world.peers, resolution.actions
-    mine = actions[assignment.rank]
-    for rank in assignment.peers:
-        action, taker = actions[rank], rank // assignment.unit
-        if action.do != Do.TAKE_GRADIENTS:
-            continue
-        if rank == assignment.rank:
-            training.take_gradients(peers, action.source // assignment.unit)
-        elif action.source == assignment.rank:
-            training.give_gradients(peers, taker)
-    if mine.do in {Do.TAKE_GRADIENTS, Do.APPLY}:
-        training.apply()
-    # Gradients of a step that is not applied anywhere are made again.
-    training.reduced = training.step
     for rank in assignment.peers:
         action, taker = actions[rank], rank // assignment.unit
         if action.do != Do.TAKE_STATE:
@@ -114,7 +89,7 @@ def _carry_out(resolution: Resolution, training: Training, world: World) -> str:
             training.take(peers, action.source // assignment.unit)
         elif action.source == assignment.rank:
             training.give(peers, taker)
-    return mine.do.value
+    return actions[assignment.rank].do.value
 
 
 def _gather(group: ProcessGroup, mine: torch.Tensor, num: int) -> list[list[int]]:

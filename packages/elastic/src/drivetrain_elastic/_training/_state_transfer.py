@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from drivetrain_core import CheckpointError, DistributedError
+from drivetrain_core import CheckpointError, DistributedError, ProgramError
 from drivetrain_core.services import (
     TensorSpec,
     from_json,
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.distributed import ProcessGroup, Work
+
+    from drivetrain_core.services import PackedState
 
 _PARCEL_BYTES = 8 << 20
 # So many are on their way at once.
@@ -117,12 +119,7 @@ def take_state(
         )
         for name, dtype, shape, _ in header["tensors"]
     }
-    plan = plan_restoration(into, from_json(header["entries"]), specs)
-    for prepare in plan.prepare:
-        prepare()
-    targets: dict[str, Tensor] = {}
-    for part in plan.targets:
-        targets.update(part())
+    targets, finish = targets_in(into, from_json(header["entries"]), specs)
     places = [
         _Place(name, getattr(torch, dtype), num, targets.get(name), source)
         for name, dtype, _, num in header["tensors"]
@@ -144,9 +141,39 @@ def take_state(
             names = f"{first!r} and {more} more" if more else repr(first)
             message = f"{names} from rank {source}: not what was sent came"
             raise DistributedError(message)
-    for finish in plan.finish:
-        finish()
+    for do in finish:
+        do()
     return sum(sizes)
+
+
+def targets_in(
+    into: MutableMapping[str, object],
+    entries: Mapping[str, Any],
+    specs: Mapping[str, TensorSpec],
+) -> tuple[dict[str, Tensor], list[Callable[[], object]]]:
+    """Returns where the tensors of a state go, and what is to be done when they are there.
+
+    Args:
+        into: The same kind of state, by the same names.
+        entries: Of the state, without its tensors.
+        specs: Of its tensors.
+
+    Raises:
+        CheckpointError: The state does not fit.
+    """
+    plan = plan_restoration(into, entries, specs)
+    for prepare in plan.prepare:
+        prepare()
+    targets = {name: one for part in plan.targets for name, one in part().items()}
+    return targets, plan.finish
+
+
+def specs_of(packed: PackedState) -> dict[str, TensorSpec]:
+    """Returns what the tensors of a state look like."""
+    return {
+        name: TensorSpec(name=name, global_shape=tuple(one.shape), dtype=one.dtype)
+        for name, one in packed.tensors.items()
+    }
 
 
 def _empty(num_bytes: int) -> Tensor:
@@ -284,21 +311,32 @@ def require_movable(state: Mapping[str, object]) -> None:
         >>> require_movable({"model": torch.nn.Linear(2, 1), "epoch": 3})
     """
     packed = pack_state(state)
-    specs = {
-        name: TensorSpec(name=name, global_shape=tuple(one.shape), dtype=one.dtype)
-        for name, one in packed.tensors.items()
-    }
     problems = [
         f"{name!r} is a quantized tensor: give its values, and quantize them again"
         for name, one in packed.tensors.items()
         if one.is_quantized
     ]
     try:
-        plan_restoration(dict(state), from_json(to_json(packed.entries)), specs)
+        entries = from_json(to_json(packed.entries))
+        plan_restoration(dict(state), entries, specs_of(packed))
     except CheckpointError as error:
         problems.append(str(error))
     if problems:
         refuse("state", problems="; ".join(problems))
+
+
+def is_movable(tensor: Tensor | None) -> bool:
+    """Returns whether a tensor has memory of its own, of the usual layout.
+
+    Example:
+        >>> is_movable(torch.ones(2)), is_movable(torch.ones(1).expand(2))
+        (True, False)
+    """
+    try:
+        require_movable({"tensor": tensor})
+    except ProgramError:
+        return False
+    return tensor is not None
 
 
 def state_digest(state: Mapping[str, object]) -> int:

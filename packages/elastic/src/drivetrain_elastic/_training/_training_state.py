@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from itertools import chain
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.amp import GradScaler
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from drivetrain_elastic._data._schedule import Block, Position
@@ -13,9 +16,15 @@ from drivetrain_elastic._training._batch_scaling import ScaledRate
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_elastic._training._parameter_hooks import is_linear
 from drivetrain_elastic._training._refusals import refuse
+from drivetrain_elastic._training._rollback import (
+    BufferCopies,
+    GeneratorState,
+    StateCopy,
+)
 from drivetrain_elastic._training._script_updates import as_optimizers
 from drivetrain_elastic._training._state_transfer import (
     give_state,
+    is_movable,
     require_movable,
     state_digest,
     take_state,
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
 
 _PROGRESS = "drivetrain.progress"
 _SCALE = "drivetrain.scale"
-_GRADIENTS = "drivetrain.gradients"
+_BUFFERS, _FLAGS = "drivetrain.buffers", "drivetrain.flags"
+_OPTIONS = "drivetrain.options"
+_dtype = attrgetter("dtype")
 
 
 class Training:
@@ -48,11 +59,9 @@ class Training:
         step: The last step that is applied here.
         position: How far the data has been trained on.
         num_read: How many samples that were, in all epochs.
-        reduced: The last step whose gradients are here as sums over all ranks.
         has_state: Whether the state is that of the training, rather than a new one.
         is_torn: Whether the state is neither a new one nor that of the training, since
             it came from another rank and did not all come.
-        is_spent: Whether the update has changed the gradients that it was made with.
         epoch: Of the last world in which this rank came to the step of all others.
         reducer: Holds the gradients.
         optimizers: As a list.
@@ -72,16 +81,19 @@ class Training:
         self.step = 0
         self.position = Position()
         self.num_read = 0
-        self.reduced = 0
         self.has_state = False
         self.is_torn = False
         self.epoch = 0
-        self.is_spent = False
         # Hooks of parameters that need not be looked at again.
         self._linear: set[object] = set()
         self.optimizers = as_optimizers(optimizer)
         _require_shapes(model)
         self._of_model = list(model.parameters())
+        self._buffers = BufferCopies(model)
+        # Of a step in hand, and of one that was lost.
+        self._is_kept = False
+        self._generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._lost: StateCopy | None = None
         # All that may have gradients, and what optimizers had when that was looked up.
         self._all: list[torch.Tensor] = []
         self._optimized: list[int] | None = None
@@ -90,6 +102,18 @@ class Training:
         for at, one in enumerate(self.optimizers[1:], 1):
             self._own[f"optimizer.{at}"] = one
         self._others = others
+        self._keys = list(others)
+        self._model = model
+        self._dtypes = [*map(_dtype, self._all)]
+        # FSDP puts other parameters in the place of its own, for a time.
+        is_sharded = any(isinstance(one, DTensor) for one in self._of_model)
+        self._held = [
+            held
+            for one in model.modules()
+            for held in (one._modules, {} if is_sharded else one._parameters)
+            if held
+        ]
+        self._structure = self._look()
         self._num_at_first = self._num_optimized()
         for other in others.values():
             if isinstance(other, GradScaler):
@@ -103,19 +127,94 @@ class Training:
 
     def entries(self) -> dict[str, Any]:
         """Returns the state, as checkpoints and other ranks take it."""
-        trained = "".join(str(int(one.requires_grad)) for one in self._of_model)
-        progress = [self.step, *self.position, self.num_read, trained]
+        progress = [self.step, *self.position, self.num_read]
         own = {**self._own, _SCALE: self._rate, _PROGRESS: progress}
-        return {**self._others, **own}
+        return {**self._given(), **own}
+
+    def _given(self) -> dict[str, Any]:
+        """Returns what the script has given beside the model and its optimizers."""
+        self._require_keys()
+        return {
+            name: GeneratorState(one) if isinstance(one, torch.Generator) else one
+            for name, one in self._others.items()
+        }
+
+    def _moved(self) -> dict[str, Any]:
+        """Returns the state as other ranks take it: also what no checkpoint has."""
+        trained = [one.requires_grad for one in self._all]
+        modes = [one.training for one in self._model.modules()]
+        flags = [trained, modes, self._lost is not None]
+        return {**self.entries(), _BUFFERS: self._unsaved(), _FLAGS: flags}
+
+    def _unsaved(self) -> dict[str, torch.Tensor]:
+        """Returns the buffers that are in no state dict, if they can be written to."""
+        found = {
+            f"{path}.{name}": module._buffers[name]
+            for path, module in self._model.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        return {name: one for name, one in found.items() if is_movable(one)}
 
     def set_entries(self, entries: Mapping[str, Any]) -> None:
         """Notes what has been put in place of the state."""
-        for name in self._others:
-            self._others[name] = entries[name]
-        step, epoch, start, self.num_read, *_ = entries[_PROGRESS]
-        self.step = self.reduced = step
+        self._set_given(entries)
+        self.step, epoch, start, self.num_read, *_ = entries[_PROGRESS]
         self.position = Position(epoch, start)
         self.is_torn = False
+
+    def _set_given(self, entries: Mapping[str, Any]) -> None:
+        for name, one in self._others.items():
+            if isinstance(one, list) and isinstance(entries[name], list):
+                one[:] = entries[name]  # The script may hold it.
+            elif not isinstance(one, torch.Generator):
+                self._others[name] = entries[name]
+        # Another one where its shape is another.
+        for name, buffer in entries.get(_BUFFERS, {}).items():
+            path, _, last = name.rpartition(".")
+            self._model.get_submodule(path)._buffers[last] = buffer
+
+    def keep(self) -> None:
+        """Notes what a step that begins may change before it counts."""
+        self.resume()
+        self._lost = None
+        self._buffers.keep()
+        random = [
+            one for one in self._others.values() if isinstance(one, torch.Generator)
+        ]
+        self._generators = [(one, one.get_state()) for one in random]
+        self._is_kept = True
+
+    def lose(self) -> None:
+        """Undoes what a step has done that does not count, if one is in hand."""
+        if not self._is_kept:
+            return
+        self._is_kept = False
+        self._buffers.put_back()
+        for one, state in self._generators:
+            one.set_state(state)
+        # In the place of gradients: it takes no more memory than they did.
+        self._lost = StateCopy(self._changeable())
+
+    def resume(self) -> None:
+        """Undoes what the script has done since a step was lost, which it does again."""
+        if self._lost is not None:
+            state = self._changeable()
+            self._lost.put_back(state)
+            self._set_given(state)
+            for at, group in enumerate(self._groups()):
+                group.update(state[f"{_OPTIONS}.{at}"])
+
+    def _changeable(self) -> dict[str, Any]:
+        """Returns what a script may change between steps, without optimizers' tensors."""
+        own = {"model": self._model, _BUFFERS: self._unsaved()}
+        options = {
+            f"{_OPTIONS}.{at}": {key: group[key] for key in group if key != "params"}
+            for at, group in enumerate(self._groups())
+        }
+        return {**self._given(), **own, **options}
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
 
     def digest(self) -> int:
         """Returns a number that two ranks share only if their states are equal.
@@ -123,8 +222,8 @@ class Training:
         Raises:
             ProgramError: The state cannot be given to another rank.
         """
-        require_movable(self.entries())
-        return state_digest(self.entries())
+        require_movable(self._moved())
+        return state_digest(self._moved())
 
     def begin(
         self,
@@ -157,50 +256,35 @@ class Training:
         whole = self._schedule.block(Position(), num_copies=self._num_copies).size
         if self.reducer.sums is not None:
             with self.reducer.shown():
-                before = self._versions()
                 for one in self.optimizers:
                     self._rate.step(one, whole, self.num_read)
-                self.is_spent = self._versions() != before
         self.step += 1
+        self._is_kept = False
         self.num_read += self._block.size
         self.position = self._schedule.after(self._block)
 
-    def _versions(self) -> list[int]:
-        return [one._version for one in self.reducer.sums or () if one is not None]
-
     def give(self, group: ProcessGroup, to: int) -> None:
         """Sends the state to another rank."""
-        give_state(group, to, self.entries())
+        give_state(group, to, self._moved())
 
     def take(self, group: ProcessGroup, source: int) -> None:
         """Receives the state of another rank in place of this one's."""
         self.has_state, self.is_torn = False, True
-        entries = self.entries()
+        entries = self._moved()
         take_state(group, source, entries)
         self.set_entries(entries)
-        for one, is_trained in zip(self._of_model, entries[_PROGRESS][-1], strict=True):
-            one.requires_grad_(is_trained == "1")
+        trained, modes, is_repeated = entries[_FLAGS]
+        for one, is_trained in zip(self._all, trained, strict=True):
+            one.requires_grad_(is_trained)
+        for module, is_training in zip(self._model.modules(), modes, strict=True):
+            module.training = is_training
+        # What the script does before its step, it had done there before that was lost.
+        self._lost = StateCopy(self._changeable()) if is_repeated else None
         self.has_state = True
-
-    def give_gradients(self, group: ProcessGroup, to: int) -> None:
-        """Sends the gradients of the last step that was reduced, and what came of it."""
-        give_state(group, to, {**self._others, _GRADIENTS: self.reducer.sums})
-
-    def take_gradients(self, group: ProcessGroup, source: int) -> None:
-        """Receives the gradients of a step that this rank has not reduced."""
-        entries: dict[str, Any] = {**self._others, _GRADIENTS: self.reducer.room()}
-        # Without others all of its own state stays, whatever comes.
-        self.has_state, self.is_torn = not self._others, bool(self._others)
-        take_state(group, source, entries)
-        self.reducer.sums = entries.pop(_GRADIENTS)
-        self._others.update(entries)
-        self.has_state, self.is_torn = True, False
-        self.reduced = self.step + 1
 
     def _wanted(self) -> list[torch.Tensor]:
         """Returns what needs a gradient now: also what optimizers have beside the model."""
-        groups = [group for one in self.optimizers for group in one.param_groups]
-        optimized = [one for group in groups for one in group["params"]]
+        optimized = [one for group in self._groups() for one in group["params"]]
         if [*map(id, optimized)] != self._optimized:
             self._optimized = [*map(id, optimized)]
             # Copies that an optimizer makes of parameters get no gradients.
@@ -224,6 +308,8 @@ class Training:
         """
         if self._num_optimized() != self._num_at_first:
             refuse("given_later")
+        self._require_keys()
+        self._require_same()
         held = [
             one for optimizer in self.optimizers for one in vars(optimizer).values()
         ]
@@ -231,6 +317,29 @@ class Training:
         others = self._others.values()
         if has_scaler and not any(isinstance(one, GradScaler) for one in others):
             refuse("scaler")
+
+    def _require_keys(self) -> None:
+        if list(self._others) != self._keys:
+            refuse("keys", before=self._keys, now=list(self._others))
+
+    def _look(self) -> list[object]:
+        """Returns all modules and parameters of the model, from where they are held."""
+        return [*chain.from_iterable(held.values() for held in self._held)]
+
+    def _require_same(self) -> None:
+        """Refuses other modules, parameters and dtypes than the loop was made with."""
+        now = self._look()
+        if len(now) != len(self._structure) or not all(map(is_, now, self._structure)):
+            known = {*map(id, self._structure)}
+            own = [*self._model.named_modules(), *self._model.named_parameters()]
+            names = [name for name, one in own if name and id(one) not in known]
+            refuse("replaced", names=names or "a module that was taken out")
+        if [*map(_dtype, self._all)] != self._dtypes:
+            named = {id(one): name for name, one in self._model.named_parameters()}
+            for one, before in zip(self._all, self._dtypes, strict=True):
+                if one.dtype != before:
+                    name = named.get(id(one), "a parameter beside the model")
+                    refuse("dtype", name=name, before=before, now=one.dtype)
 
     def require_linear_hooks(self) -> None:
         """Refuses hooks that would see a part of the batch alone, where it has parts.
@@ -243,9 +352,7 @@ class Training:
                 if hook in self._linear:
                     continue
                 if not is_linear(hook, one):
-                    named = cast(
-                        "torch.nn.Module", self._own["model"]
-                    ).named_parameters()
+                    named = self._model.named_parameters()
                     name = next((name for name, other in named if other is one), "")
                     refuse("hook", name=name)
                 self._linear.add(hook)
@@ -274,11 +381,9 @@ class Training:
                         one.mul_(1.0 / float(scale))
         if is_left_out:
             self.reducer.sums = None
-        self.reduced, self.is_spent = self.step + 1, False
 
     def _num_optimized(self) -> int:
-        groups = [group for one in self.optimizers for group in one.param_groups]
-        return sum(len(group["params"]) for group in groups)
+        return sum(len(group["params"]) for group in self._groups())
 
 
 def _require_shapes(model: torch.nn.Module) -> None:
