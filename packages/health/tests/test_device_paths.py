@@ -332,7 +332,9 @@ def test_tool_that_cannot_be_started_for_want_of_memory_says_so(monkeypatch):
 
 def running(tool):
     return [
-        one for one in psutil.process_iter(["cmdline"]) if tool in one.info["cmdline"]
+        one
+        for one in psutil.process_iter(["cmdline"])
+        if tool in (one.info["cmdline"] or ())
     ]
 
 

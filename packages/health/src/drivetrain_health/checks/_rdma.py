@@ -242,11 +242,11 @@ def _rate(
             if time.monotonic() > end_s:
                 message = f"{path}: the receiving {_TOOL} does not listen"
                 raise CheckFailedError(message)
-            time.sleep(0.02)
+            time.sleep(0.1)
         if server.poll() is None:
             said = said_by(commands[1], max(0.1, end_s - time.monotonic()), str(path))
-        code = server.poll() or 0
     finally:
+        code = server.poll() or 0
         heard = Said(end(server), code)
     said.refuse_failure(what)
     heard.refuse_failure(f"{path}: the receiving {_TOOL}")

@@ -149,6 +149,7 @@ def end(process: subprocess.Popen[str]) -> str:
         # A process that has left its parents holds the pipe.
         assert process.stdout is not None
         process.stdout.close()
+        process.poll()
         return ""
 
 
