@@ -395,10 +395,6 @@ class GradientReducer:
         for one in self.parameters:
             one.grad = None
 
-    def room(self) -> list[Tensor]:
-        """Returns where the sums of another rank may be put."""
-        return [*map(torch.empty_like, self.parameters)]
-
     def close(self) -> None:
         """Leaves the parameters alone."""
         for handle in self._handles:
