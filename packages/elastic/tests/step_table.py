@@ -84,7 +84,7 @@ def train_elastically(name, connection, *, bucket_bytes=100, dies=None, breaks=F
         name: Of the program.
         connection: To what assigns the ranks; None for a rank that is alone.
         bucket_bytes: So few, that even small models have several buckets, which travel
-            during backward; or so many that all have one, whose sums are the vote.
+            during backward; or so many that all have one.
         dies: Called in the middle of a step, with its number and "part" or "update".
         breaks: Whether the loop is left after each step, and entered again.
     """
@@ -188,6 +188,9 @@ class Case:
         found = [torch.load(path) for path in self._folder.glob("w*.pt")]
         if len(found) != max(self._num_ranks, 1):
             return "wrong", f"{len(found)} ranks came to the end: {self._ended}"
+        rows = [zip(mine, plain, strict=True) for mine in found]
+        if any(one.shape != other.shape for row in rows for one, other in row):
+            return "wrong", "shapes differ"
         far = max(
             (one - other).abs().max().item() if one.numel() else 0.0
             for mine in found

@@ -8,32 +8,25 @@ from drivetrain_core import DistributedError
 from drivetrain_elastic.decisions.steps import Action, Do, Progress, resolve
 
 # What a rank does in a step, in this order. "Ended" waits for all ranks to have entered.
-PHASES = ["compute", "enter reduction", "reduced", "apply", "enter vote", "voted"]
-VOTE = ("vote", "voted")
+PHASES = ["compute", "enter reduction", "reduced", "apply"]
 
 
 class Rank:
-    """One rank: its model is the list of updates that it has applied.
+    """One rank: its model is the list of updates that it has applied."""
 
-    Args:
-        votes: Whether it votes in each step.
-    """
-
-    def __init__(self, votes=True):
-        self.phases = [one for one in PHASES if votes or not one.endswith(VOTE)]
+    def __init__(self):
         self.model, self.step, self.phase = [], 1, 0
 
     def can_move(self, ranks):
-        name = self.phases[self.phase]
-        if name in {"reduced", "voted"}:
+        if PHASES[self.phase] == "reduced":
             return all((r.step, r.phase) >= (self.step, self.phase) for r in ranks)
         return True
 
     def move(self):
-        if self.phases[self.phase] == "apply":
+        if PHASES[self.phase] == "apply":
             self.model.append(self.step)
         self.phase += 1
-        if self.phase == len(self.phases):
+        if self.phase == len(PHASES):
             self.step, self.phase = self.step + 1, 0
 
 
@@ -51,10 +44,9 @@ def carry_out(ranks, resolution):
     data=st.data(),
     num=st.integers(2, 6),
     num_moves=st.integers(0, 120),
-    votes=st.booleans(),
 )
-def test_survivors_agree_whatever_the_moment(data, num, num_moves, votes):
-    ranks = [Rank(votes) for _ in range(num)]
+def test_survivors_agree_whatever_the_moment(data, num, num_moves):
+    ranks = [Rank() for _ in range(num)]
     for _ in range(num_moves):
         able = [rank for rank in ranks if rank.can_move(ranks)]
         data.draw(st.sampled_from(able)).move()

@@ -39,10 +39,6 @@ _ANY_PART = -1
 _NO_STEP = RuntimeError("no step has begun")
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _no() -> bool:
     return False
 
@@ -55,8 +51,8 @@ class GradientReducer:
     of the global batch that it has.
 
     Between `show` and `settle` the parameters have the sums as their gradients, and what
-    is done to them there is done to the sums, which then stay at least until the backward
-    pass of the next step begins: between two steps parameters have no gradients.
+    is done to them there is done to the sums. Between two steps parameters have no
+    gradients.
 
     Of sharded parameters (DTensors) the local parts are summed, over a group of ranks that
     hold the same parts. Rows of sparse gradients are those that any rank has.
@@ -75,9 +71,6 @@ class GradientReducer:
             in which `finish` has returned.
         has_wish: Whether any rank had a wish then, likewise.
         num_entered: How many collectives were begun, in all steps.
-        keeps_sums: Whether the sums of a step stay until those of the next one are there,
-            which every rank must have come for. Of large models they would be too much
-            memory, and on GPUs an operation that was broken off looks like one that is done.
 
     Raises:
         ValueError: No parameter needs a gradient.
@@ -97,10 +90,6 @@ class GradientReducer:
         # Whether what is sent early was not to be sent again so far.
         self._sends_early = True
         self._failed: RuntimeError | None = _NO_STEP
-        # As `keeps_sums` says of those that are here: parameters may have changed since.
-        self._drops_sums = True
-        self._let_go: Callable[[], None] = _do_nothing
-        self._has_let_go = False
         self._look_for_news: Callable[[], bool] = _no
         self._look_for_wish: Callable[[], bool] = _no
         self._is_shown = self._is_late = self._is_torn = False
@@ -110,7 +99,7 @@ class GradientReducer:
         self._lock = threading.RLock()
 
     def cover(self, parameters: list[Tensor]) -> None:
-        """Takes other parameters from now on, when nobody lacks the sums of a step.
+        """Takes other parameters from now on.
 
         Raises:
             ValueError: There are none.
@@ -124,7 +113,6 @@ class GradientReducer:
         self._home = {at: b for b in self._buckets for at in b.places}
         # Where the end of a work says only in which order things will happen.
         self._accelerators = {b.device for b in self._buckets if b.device.type != "cpu"}
-        self.keeps_sums = len(self._buckets) == 1 and not self._accelerators
         # Of each: its gradient after the last pass, its version, and the part of the step.
         self._seen: list[tuple[Tensor, int, int] | None] = [None] * len(parameters)
         self._handles = [
@@ -148,23 +136,18 @@ class GradientReducer:
 
     def begin(
         self,
-        let_go: Callable[[], None] = _do_nothing,
         look_for_news: Callable[[], bool] = _no,
         look_for_wish: Callable[[], bool] = _no,
     ) -> None:
         """Begins a step: backward passes add up gradients, and send nothing.
 
         Args:
-            let_go: Called before the gradients of the last step are dropped; with a
-                RuntimeError it keeps them, and ends this step.
             look_for_news: Called as late as can be; returns whether this rank has news.
             look_for_wish: Likewise; returns whether it has a wish.
         """
-        self._let_go = let_go
-        self._has_let_go = False
         self._look_for_news, self._look_for_wish = look_for_news, look_for_wish
         self.abandon()
-        self._failed = None
+        self._failed = self.sums = None
 
     def send_with(self, group: ProcessGroup) -> None:
         """Lets the next backward pass, of the last part of the step, send as it goes.
@@ -199,10 +182,10 @@ class GradientReducer:
         self._seen[at] = (gradient, version, _ANY_PART if is_kept else self.part)
         if self._is_shown:
             self._is_late = True
-        if self._has_let_go and self._group is None:
+        if self._group is None:
             return
         with self._lock:
-            if self._may_write() and self._group is not None:
+            if self._failed is None:
                 self._send_early(at, is_kept=is_kept)
 
     @torch.no_grad()
@@ -224,18 +207,6 @@ class GradientReducer:
 
     def _grads(self) -> list[Tensor | None]:
         return [one.grad for one in self.parameters]
-
-    def _may_write(self) -> bool:
-        """Lets go of the last step, once; returns whether this step goes on."""
-        if not self._failed and not self._has_let_go:
-            self._has_let_go = True
-            try:
-                self._let_go()
-                if self._drops_sums:
-                    self.sums = None
-            except RuntimeError as error:
-                self._failed = error
-        return self._failed is None
 
     def _start(self, buffer: Tensor) -> None:
         assert self._group is not None
@@ -270,8 +241,8 @@ class GradientReducer:
         self._group = group
         grads = self._grads()
         try:
-            if not self._may_write():
-                raise self._failed or _NO_STEP
+            if self._failed is not None:
+                raise self._failed
             self._require_untouched(grads)
             told = [self._look_for_news(), self._look_for_wish()]
             if group.size() == 1:
@@ -279,7 +250,6 @@ class GradientReducer:
                 self.sums = [*map(_without_graph, grads)]
             else:
                 self.sums = self._reduce(grads, told)
-            self._drops_sums = not self.keeps_sums
         finally:
             self.abandon()
         for device in self._accelerators:

@@ -31,7 +31,7 @@ from drivetrain_elastic._training._gc_pause import GcPause
 from drivetrain_elastic._training._model_copy import ModelCopy, require_in_copy
 from drivetrain_elastic._training._refusals import refuse
 from drivetrain_elastic._training._script_updates import ScriptUpdates
-from drivetrain_elastic._training._step import Step, StepLostError
+from drivetrain_elastic._training._step import Step
 from drivetrain_elastic._training._training_state import Training
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ class ElasticLoop:
                 continue
             if self.is_done or self._has_news:
                 self._membership.report_phase("waiting")
-                # This rank goes, and sees to it first that nobody lacks its gradients.
+                # This rank goes, and sees to it first that nobody lacks its state.
                 try:
                     self._count_vote()
                 except RuntimeError as error:
@@ -302,6 +302,7 @@ class ElasticLoop:
                     continue
             if self._has_news:
                 self._leave_world()
+                self._checkpoints.save_last()
                 continue
             if not self.is_done:
                 return True
@@ -319,28 +320,14 @@ class ElasticLoop:
             self._training.keep()
         self._updates.begin()
 
-    def _let_go(self) -> None:
-        """Waits, in a backward pass, until nobody lacks the gradients of the last step."""
-        if self._vote is None:
-            return
-        self._membership.report_phase("waiting")
-        try:
-            with self._meter.waiting("vote"):
-                self._count_vote()
-        finally:
-            self._membership.report_phase("computing")
-
     def _parts(self) -> Iterator[Part]:
         assert self._world is not None
         assignment, reducer = self._world.assignment, self._training.reducer
         if not self._is_alone:
             self._training.require_joinable()
-        try:
-            self._block = self._training.begin(
-                assignment.num_copies, self._let_go, self._is_over, self._wants_save
-            )
-        except RankLostError as error:
-            raise StepLostError(str(error)) from error
+        self._block = self._training.begin(
+            assignment.num_copies, self._is_over, self._wants_save
+        )
         size, place = self._copy.part(assignment)
         parts = self._schedule.parts(
             self._block,
@@ -373,7 +360,6 @@ class ElasticLoop:
         reducer = self._training.reducer
         try:
             with self._meter.waiting("all-reduce"):
-                self._count_vote()
                 reducer.finish(self._world.peers)
         except RankLostError as error:
             return error
@@ -407,7 +393,7 @@ class ElasticLoop:
         self._is_updated = True
 
     def _finish(self) -> None:
-        """Applies, unless the script has done so, and votes."""
+        """Applies, unless the script has done so, and votes before ranks go."""
         self._membership.report_phase("waiting")
         self._updates.close_step()
         if not self._is_updated:
@@ -419,12 +405,7 @@ class ElasticLoop:
         if self._checkpoints.is_due(self._world.assignment):
             self._meter.save()
             self._checkpoints.save()
-        # Where copies have parts, all have voted before, but some may not have heard it.
-        # Where sums are kept, the next step is the vote, if this world makes it.
-        is_whole = self._world.assignment.unit == 1
-        is_due = self._has_news or not self._training.reducer.keeps_sums
-        is_alone = len(self._world.assignment.members) == 1
-        if not is_alone and (self.is_done or (is_whole and is_due)):
+        if self.is_done or self._has_news:
             self._cast_vote()
         if self._world is not None:
             self._gc_pause.end()
@@ -458,8 +439,10 @@ class ElasticLoop:
         return None
 
     def _cast_vote(self) -> None:
-        """Tells all ranks that this one has its gradients."""
+        """Tells all ranks that this one has made its update."""
         assert self._world is not None
+        if len(self._world.assignment.members) == 1:
+            return
         self._num_votes += 1
         try:
             self._vote = self._world.everyone.allreduce([torch.zeros(1)])
@@ -467,11 +450,7 @@ class ElasticLoop:
             self._break(str(error))
 
     def _count_vote(self) -> None:
-        """Waits until all ranks have the gradients of the last step.
-
-        The forward pass of the next step need not wait for it: only what overwrites the
-        gradients does.
-        """
+        """Waits until all ranks have made the update of the last step."""
         vote, self._vote = self._vote, None
         if vote is not None:
             with with_others():

@@ -228,7 +228,6 @@ class Training:
     def begin(
         self,
         num_copies: int,
-        let_go: Callable[[], None],
         look_for_news: Callable[[], bool],
         look_for_wish: Callable[[], bool],
     ) -> Block:
@@ -238,7 +237,6 @@ class Training:
 
         Args:
             num_copies: How many copies of the model share them.
-            let_go: Called before the gradients of the step before are written over.
             look_for_news: Returns whether this rank has news for all others.
             look_for_wish: Returns whether it has a wish that all others are to know.
         """
@@ -246,9 +244,8 @@ class Training:
         self._num_copies = num_copies
         wanted = self._wanted()
         if not self.reducer.covers(wanted):
-            let_go()
             self.reducer.cover(wanted)
-        self.reducer.begin(let_go, look_for_news, look_for_wish)
+        self.reducer.begin(look_for_news, look_for_wish)
         return self._block
 
     def apply(self) -> None:
@@ -258,6 +255,7 @@ class Training:
             with self.reducer.shown():
                 for one in self.optimizers:
                     self._rate.step(one, whole, self.num_read)
+            self.reducer.sums = None
         self.step += 1
         self._is_kept = False
         self.num_read += self._block.size
