@@ -95,10 +95,17 @@ class Checkpoints:
         elif self._saver is not None:
             self._saver.save(step, self._training.entries())
 
-    def flush(self) -> None:
-        """Waits for what is on its way to the disk, as long as this worker has."""
+    def save_last(self) -> None:
+        """Saves the last step, if no world makes the next one for now.
+
+        The node that leaves may not be the one that saves, which then waits with the state.
+        """
         entries = self._training.entries
         self.requested.save_last(self._saver, self._training.step, entries)
+
+    def flush(self) -> None:
+        """Waits for what is on its way to the disk, as long as this worker has."""
+        self.save_last()
         if self._saver is None:
             return
         end_s = self._membership.end_s()

@@ -55,7 +55,7 @@ class RequestedCheckpoint:
         step: int,
         entries: Callable[[], Mapping[str, object]],
     ) -> None:
-        """Saves the last step of a worker that leaves, if nobody makes another one.
+        """Saves the last step that was made here, if nobody makes another one now.
 
         A request comes while steps are made: the last one may be later than the one that
         was saved.
