@@ -69,6 +69,10 @@ class ElasticLoop:
     steps the optimizer at the end of a step, unless the script does so in every step, by
     `optimizer.step()` or by a `GradScaler`.
 
+    Code around `with step:` runs again after a step that was lost. What it has done to
+    `state`, to parameters and to the options of optimizers is put back before, and so are
+    buffers; `step` of the loop tells which steps count.
+
     A loop that is left may be entered again, and goes on with the next step. Where the
     scripts of all ranks leave it after the same step, and end well, the training has ended.
     A job has one loop.
@@ -85,7 +89,8 @@ class ElasticLoop:
         scaling: How the learning rate follows the batch, for schedules whose batch follows
             the ranks.
         state: What else belongs to the state, by name, such as a schedule of learning
-            rates: what has a `state_dict`, or plain data.
+            rates: what has a `state_dict`, a `torch.Generator`, or plain data. It has all
+            of its keys before the loop is made.
         num_micro_batches: How many passes a rank makes a step, at most.
         checkpointer: Saves the state, from the first copy of the model, and restores it
             when a training begins that no rank has the state of.

@@ -2,26 +2,28 @@
 
 A step of data-parallel training, on every rank:
 
-    forward -> backward -> reduce gradients -> apply the update -> vote -> next step
+    forward -> backward -> reduce gradients -> apply the update -> next step
 
 A reduction ends on a rank only if all ranks have contributed; it may have ended on some of
-them, and not on others, when one dies. What the survivors know tells two cases apart:
+them, and not on others, when one dies. No rank is ever two steps ahead of another one, since
+the next reduction takes all of them. What the survivors know tells two cases apart:
 
 - nobody has applied the step's update: all make the step again;
 - somebody has: whoever has not takes the state from one that has.
 
-Gradients alone would not do in the second case: what the script does in the step behind them,
+Gradients alone would not do in the second case: what the script does with them in the step,
 to a schedule or to an average of weights, it has not done on a rank that never had them.
 
 Either way all survivors stand at the same step. No step is lost, and at most one is made
-again. The vote is a reduction of nothing, which a rank enters when it has its reduced
-gradients, and without which it does not leave the others.
+again. Ranks that go, at the end or to another world, wait for a vote first, a reduction of
+nothing that each rank enters after its update: nobody then lacks what only they have.
 
 Where several ranks hold a copy of the model together, gradients are reduced among the
 ranks that hold the same part of it. One of those reductions may end while another is
-broken off, so that there the vote of all ranks comes before the update: who has applied
-it proves that everybody has the gradients, and if nobody has, all make the step again.
-The ranks of a copy agree among themselves on how the vote has ended, and do the same.
+broken off, so that there all ranks vote as soon as they have their sums, before anything is
+done with them: who has applied the update proves that everybody has the gradients, and if
+nobody has, all make the step again. The ranks of a copy agree among themselves on how the
+vote has ended, and do the same.
 """
 
 from __future__ import annotations
