@@ -6,6 +6,7 @@ behind `with step:` as if it counted. Both happen again when the step is repeate
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,29 +34,45 @@ class BufferCopies:
     def __init__(self, model: torch.nn.Module) -> None:
         self._modules = [one for one in model.modules() if one._buffers]
         self._held: list[dict[str, Tensor | None]] = []
-        # By id: a buffer, its version, and its copy.
-        self._kept: dict[int, tuple[Tensor, int, Tensor]] = {}
+        self._found: list[Tensor | None] = []
+        # Each with its copy; those that are copied always are sorted by dtype.
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self._small: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        self._large: list[tuple[Tensor, Tensor]] = []
+        self._versions: dict[int, int] = {}
 
     @torch.no_grad()
     def keep(self) -> None:
         """Copies those that may have changed since the last time."""
         self._held = [{**one._buffers} for one in self._modules]
-        before, self._kept = self._kept, {}
-        stale: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for one in [one for held in self._held for one in held.values()]:
-            if one is None or one.layout != torch.strided:
-                continue
-            local, known = _local(one), before.get(id(one))
-            version = -1 if local.is_inference() else local._version
-            copy = local.clone() if known is None else known[2]
-            self._kept[id(one)] = one, version, copy
-            if known is None or (known[1] == version and one.numel() > _MOST_VALUES):
-                continue
-            copies, sources = stale.setdefault(one.dtype, ([], []))
-            copies.append(copy)
-            sources.append(local)
-        for copies, sources in stale.values():
+        found = [one for held in self._held for one in held.values()]
+        if len(found) != len(self._found) or not all(map(is_, found, self._found)):
+            self._find(found)
+        for copies, sources in self._small.values():
             torch._foreach_copy_(copies, sources)
+        for one, copy in self._large:
+            if one._version != self._versions.get(id(one)):
+                copy.copy_(one)
+        self._versions = {id(one): one._version for one, _ in self._large}
+
+    def _find(self, found: list[Tensor | None]) -> None:
+        copies = {id(one): copy for one, copy in self._pairs}
+        dense = [
+            one for one in found if one is not None and one.layout == torch.strided
+        ]
+        local = [*map(_local, dense)]
+        self._pairs = [
+            (one, copies[id(one)] if id(one) in copies else one.clone())
+            for one in local
+        ]
+        self._found, self._small, self._large = found, {}, []
+        for one, copy in self._pairs:
+            if one.numel() > _MOST_VALUES and not one.is_inference():
+                self._large.append((one, copy))
+            else:
+                of_dtype = self._small.setdefault(one.dtype, ([], []))
+                of_dtype[0].append(copy)
+                of_dtype[1].append(one)
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -63,9 +80,9 @@ class BufferCopies:
         for module, held in zip(self._modules, self._held, strict=False):
             module._buffers.clear()
             module._buffers.update(held)
-        for one, _, copy in self._kept.values():
-            if not torch.equal(_local(one), copy):
-                _local(one).copy_(copy)
+        for one, copy in self._pairs:
+            if not torch.equal(one, copy):
+                one.copy_(copy)
 
 
 class StateCopy:
@@ -91,12 +108,25 @@ class StateCopy:
 
     @torch.no_grad()
     def put_back(self, state: MutableMapping[str, Any]) -> None:
-        """Puts it into the same state."""
-        targets, finish = targets_in(state, self._entries, self._specs)
+        """Puts it into the same state: into what has changed, since a load may do more."""
+        now = pack_state(state)
+        changed = {
+            key: state[key]
+            for key, entry in now.entries.items()
+            if entry != self._entries[key]
+            or not all(
+                self._is_same(name, now.tensors[name]) for name in entry["tensors"]
+            )
+        }
+        targets, finish = targets_in(changed, self._entries, self._specs)
         for name, one in targets.items():
             one.copy_(self._tensors[name])
         for do in finish:
             do()
+        state.update(changed)
+
+    def _is_same(self, name: str, tensor: Tensor) -> bool:
+        return torch.equal(_local(tensor), _local(self._tensors[name]))
 
 
 class GeneratorState:
