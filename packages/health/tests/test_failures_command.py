@@ -1,7 +1,10 @@
 """`drivetrain-health diagnose` explains files that a user has."""
 
 import json
+import os
+import random
 from functools import partial
+from importlib import import_module
 
 import pytest
 from failure_samples import load
@@ -95,7 +98,7 @@ def test_diagnose_of_nothing_is_wrong_use(diagnose):
     ("argv", "says"),
     [
         (("--output", "no/such.log"), "no/such.log: a file"),
-        (("--output", "."), ".: a file"),
+        (("--output", "."), ".: a file with text, or a pipe, is expected: Is a dir"),
         (("--error", __file__), "this is none"),
     ],
 )
@@ -104,6 +107,62 @@ def test_diagnose_refuses_what_it_cannot_read_in_one_line(diagnose, argv, says):
     assert (status, out) == (1, "")
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.fixture
+def stdin():
+    """Lets the command find bytes in a pipe that is the standard input."""
+    kept = os.dup(0)
+
+    def give(said):
+        source, target = os.pipe()
+        os.write(target, said)
+        os.dup2(source, 0)
+        os.close(source)
+        os.close(target)
+
+    yield give
+    os.dup2(kept, 0)
+    os.close(kept)
+
+
+def test_diagnose_reads_pipes_and_the_standard_input(diagnose, stdin, tmp_path):
+    for name in ("-", "/dev/stdin"):
+        stdin(b"KeyError: 'lr'\n")
+        status, out, _ = diagnose("--output", name)
+        assert (status, "key-error" in out) == (0, True)
+    stdin(b"[ 9.1] Memory cgroup out of memory: Killed process 7 (python)\n")
+    assert "out-of-memory-host" in diagnose("--kernel", "-", "--exit-code", 137)[1]
+    stdin(json.dumps({"message": {"message": "KeyError: 'lr'"}}).encode())
+    assert "key-error" in diagnose("--error", "-")[1]
+    wrong_use(*diagnose("--output", "-", "--kernel", "-"), "can be given once only")
+
+
+@pytest.mark.parametrize("library", ["gzip", "bz2", "lzma"])
+def test_diagnose_says_that_a_file_is_compressed(diagnose, tmp_path, library):
+    file = tmp_path / "log.packed"
+    file.write_bytes(import_module(library).compress(b"KeyError: 'lr'\n"))
+    for more in ((), ("--exit-code", 1)):
+        status, out, err = diagnose("--output", file, *more)
+        assert (status, out) == (1, "")
+        assert f"{file} is compressed or binary: `zcat` it into a pipe" in err
+
+
+def test_diagnose_says_that_a_file_is_binary_and_takes_text_of_any_kind(
+    diagnose, tmp_path
+):
+    file = tmp_path / "log"
+    file.write_bytes(random.Random(1).randbytes(10_000))
+    assert "compressed or binary" in diagnose("--output", file)[2]
+    for line in ("\x1b[31m\x1b[1m\r\t", "Straße\0", "内存不足".encode("gbk")):
+        said = line if isinstance(line, bytes) else line.encode()
+        file.write_bytes(said * 20 + b"\nKeyError: 'lr'\n")
+        assert "key-error" in diagnose("--output", file)[1]
+
+
+@pytest.mark.parametrize("code", [300, 256, -65])
+def test_diagnose_refuses_an_exit_code_that_cannot_be(diagnose, code):
+    wrong_use(*diagnose("--exit-code", code), "must be from -64 to 255")
 
 
 TORCHRUN = """\
@@ -208,6 +267,48 @@ def test_first_of_several_files_is_decided_by_the_times_in_their_lines(
     for order in (argv, [*argv[2:], *argv[:2]]):
         _, out, _ = diagnose(*order, "--exit-code", 1)
         assert "out-of-memory-cuda" in out
+
+
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [
+        ("2026-11-30T12:00:00+09:00", "2026-11-30T04:00:00Z"),
+        ("2026-11-30 12:00:00.5 +0900", "2026-11-30 03:00:01 UTC"),
+        ("2026/11/30 23:59:59 -0200", "2026-12-01T02:00:00.000000001+00:00"),
+        ("E1130 11:59:00.100 7 a.py:3]", "E1130 12:00:00.100 7 a.py:3]"),
+        ("[rank0]:[W1130 11:59:00.123456789 c.cpp:3]", "[2026-11-30 11:59:01,5]"),
+        ("2026-12-31 23:59:59", "2027-01-01_00:00:00"),
+        ("2026-11-30 12:00:00", "2026-11-30 12:00:01 E9930 11:00:00"),
+    ],
+)
+def test_times_are_compared_by_their_zones_and_as_loggers_write_them(
+    diagnose, tmp_path, early, late
+):
+    argv = []
+    for name, at, error in (("a", early, "IndexError: 1"), ("b", late, "KeyError: 2")):
+        file = tmp_path / name
+        head = 'Traceback (most recent call last):\n  File "b.py", line 3, in g\n'
+        file.write_text(f"{at} step 7\n{head}{error}\n")
+        argv += ["--output", file]
+    for order in (argv, [*argv[2:], *argv[:2]]):
+        _, out, err = diagnose(*order)
+        assert "because  IndexError" in out
+        assert err == ""
+
+
+@pytest.mark.parametrize("other", ["", "2026-11-30T04:00:00Z", "2026-13-30 04:00:00"])
+def test_first_failure_that_times_do_not_tell_is_called_a_guess(
+    diagnose, tmp_path, other
+):
+    for name, at in (("a", "2026-11-30 12:00:00"), ("b", other)):
+        (tmp_path / name).write_text(f"{at} x\nKeyError: '{name}'\n")
+    both = ("--output", tmp_path / "a", "--output", tmp_path / "b")
+    _, out, err = diagnose(*both)
+    assert "because  KeyError" in out
+    assert err.startswith("warning: which was the first is a guess")
+    # It is none where all that the other has lost is contact.
+    (tmp_path / "b").write_text("RuntimeError: Connection reset by peer\n")
+    assert diagnose(*both)[2] == ""
 
 
 def test_file_of_signs_that_is_none_is_one_line(diagnose, tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
+import sys
+from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import ProgramError
@@ -22,44 +24,51 @@ from drivetrain_health.failures import (
 
 if TYPE_CHECKING:
     import argparse
+    from io import BufferedReader
 
     from drivetrain_health.failures import Diagnosis, ErrorRecord, Response
 
 _NO_FAILURE = "no-failure"
-_CLOCK = re.compile(r"(20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d)[.,]?(\d{0,6})")
+# As most loggers write it; or as glog and torch do, without a year.
+_CLOCK = re.compile(
+    r"(?:(20\d\d)[-/](\d\d)[-/](\d\d)[T _]|\b[IWEF](\d\d)(\d\d) )(\d\d:\d\d:\d\d)"
+    r"(?:[.,](\d+))?(?: ?(Z|UTC|GMT|[+-]\d\d:?\d\d)\b)?"
+)
+_NO_ORDER = (
+    "warning: which was the first is a guess: times, or some time zones, are missing"
+)
+# Of gzip, bzip2, xz and zstd.
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+_CONTROL = re.compile(r"[\1-\7\x0e-\x1a\x1c-\x1f\x7f]")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command and returns its exit status."""
-    if not (
-        arguments.output
-        or arguments.error
-        or arguments.kernel
-        or arguments.exit_code is not None
-    ):
+    names = [*arguments.output, *arguments.error, arguments.kernel or ""]
+    if not any(names) and arguments.exit_code is None:
         message = (
             "give what is to be explained: --output, --error, --kernel or --exit-code"
         )
         raise UsageError(message)
-    kernel = read_output(_checked(arguments.kernel)) if arguments.kernel else ""
+    if names.count("-") > 1:
+        message = "the standard input, -, can be given once only"
+        raise UsageError(message)
+    kernel = _text_of(arguments.kernel) if arguments.kernel else ""
     common: dict[str, Any] = {
         "node": arguments.node,
         "exit_code": arguments.exit_code,
         "kernel": tuple(kernel.splitlines()),
     }
     workers = [
-        Evidence(worker=name, output=read_output(_checked(name)), **common)
-        for name in arguments.output
+        Evidence(worker=n, output=_text_of(n), **common) for n in arguments.output
     ]
     workers += [
-        Evidence(worker=name, error=_error_of(name), **common)
-        for name in arguments.error
+        Evidence(worker=n, error=_error_of(n), **common) for n in arguments.error
     ]
     if not workers:
         workers = [Evidence(worker="the worker", **common)]
     found = [diagnose(one) for one in workers]
-    outputs = [one.output for one in workers]
-    root = root_cause(list(map(Finding, map(_moment, outputs, found), found)))
+    root = _first([one.output for one in workers], found)
     if root.cause == _NO_FAILURE:
         if arguments.exit_code is None:
             raise ProgramError(_nothing(arguments, workers, kernel))
@@ -74,14 +83,36 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if root.failure_class == FailureClass.UNKNOWN else 0
 
 
-def _moment(output: str, found: Diagnosis) -> float:
-    """Returns a number that grows with the time before the line that decides."""
+def _first(outputs: list[str], found: list[Diagnosis]) -> Diagnosis:
+    """Returns which failure was the first; a warning says if that is a guess."""
+    dated = (m[1] for text in outputs for m in _CLOCK.finditer(text) if m[1])
+    year = next(dated, "2024")
+    told = [_finding(*pair, year) for pair in zip(outputs, found, strict=True)]
+    findings = [one for one, _ in told]
+    zones = {zone for one, zone in told if one.diagnosis.cause != _NO_FAILURE}
+    root = root_cause(findings)
+    last = root_cause([Finding(-at, one) for at, one in reversed(findings)])
+    if root != last and zones not in ({True}, {False}):
+        print(_NO_ORDER, file=sys.stderr)
+    return root
+
+
+def _finding(output: str, found: Diagnosis, year: str) -> tuple[Finding, bool | None]:
+    """Returns when a failure was, by the line that decides, and whether that has a zone.
+
+    Times without a zone are taken for UTC, and those without a year for of the given one.
+    """
     lines = [" ".join(line.split()) for line in output.splitlines()]
     told = (at for at, line in enumerate(lines) if found.reason[:80] in line)
     for line in reversed(lines[: next(told, len(lines)) + 1]):
         if clock := _CLOCK.search(line):
-            return float("".join(filter(str.isdigit, clock[1])) + "." + clock[2])
-    return math.inf
+            its_year, *days, time, fraction, zone = clock.groups()
+            day = "-".join([its_year or year, *(one for one in days if one)])
+            offset = "+00:00" if not zone or zone[0] in "ZUG" else zone
+            with suppress(ValueError):
+                when = datetime.fromisoformat(f"{day}T{time}.{fraction or 0}{offset}")
+                return Finding(when.timestamp(), found), bool(zone)
+    return Finding(math.inf, found), None
 
 
 def _nothing(
@@ -99,18 +130,34 @@ def _nothing(
     )
 
 
-def _checked(name: str) -> Path:
-    """Returns the path of a file that can be read.
+def _opened(name: str) -> BufferedReader:
+    """Opens a file, or a pipe; `-` is the standard input.
 
     Raises:
-        ProgramError: It cannot.
+        ProgramError: It cannot be read.
     """
-    path = Path(name)
-    if not path.is_file():
-        message = f"{name}: a file with text is expected, there is none"
+    try:
+        return open(0 if name == "-" else name, "rb", closefd=name != "-")
+    except OSError as error:
+        message = f"{name}: a file with text, or a pipe, is expected: {error.strerror}"
+        raise ProgramError(message) from error
+
+
+def _text_of(name: str) -> str:
+    """Returns what a file, or a pipe, says.
+
+    Raises:
+        ProgramError: It cannot be read, or is no text.
+    """
+    with _opened(name) as file:
+        is_text = not file.peek(8).startswith(_PACKED)
+        text = read_output(file) if is_text else ""
+    if not is_text or len(_CONTROL.findall(text)) * 20 > len(text):
+        message = (
+            f"{name} is compressed or binary: `zcat` it into a pipe, read by --output -"
+        )
         raise ProgramError(message)
-    with path.open("rb"):
-        return path
+    return text
 
 
 def _error_of(name: str) -> ErrorRecord:
@@ -119,7 +166,8 @@ def _error_of(name: str) -> ErrorRecord:
     Raises:
         ProgramError: It tells of none.
     """
-    error = read_error_record(_checked(name))
+    with _opened(name) as file:
+        error = read_error_record(file)
     if error is None:
         message = (
             f"{name}: a record of an exception is expected, as torchelastic writes it to "

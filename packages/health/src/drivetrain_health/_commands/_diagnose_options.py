@@ -21,8 +21,8 @@ def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="what a worker, or a launcher, has written; may be given again, once for each "
-        "worker",
+        help="what a worker, or a launcher, has written, - for the standard input; may be "
+        "given again, once for each worker",
     )
     parser.add_argument(
         "--error",
@@ -33,7 +33,7 @@ def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--exit-code",
-        type=integer(),
+        type=integer(-64, 255),
         metavar="NUMBER",
         help="of the worker; -9 and 137 both mean that signal 9 has ended it",
     )

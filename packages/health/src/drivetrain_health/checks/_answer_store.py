@@ -31,9 +31,8 @@ def answer_store(
         {'value': False}
     """
     operation, key = asked["store"], asked.get("key", "")
-    patience = timedelta(
-        seconds=max(0.001, min(asked.get("timeout_s", most_s), most_s))
-    )
+    wait_s = max(0.001, min(asked.get("timeout_s", most_s), most_s))
+    patience = timedelta(seconds=wait_s)
     value: Any = None
     try:
         if operation == "set":

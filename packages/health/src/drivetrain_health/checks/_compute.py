@@ -21,11 +21,7 @@ def measure(task: Task) -> Found:
         CheckFailedError: A product is wrong.
     """
     # Whole numbers that stay exact in float32, so that the product is known.
-    x = (
-        torch.arange(_SIZE * _SIZE, dtype=torch.float32)
-        .remainder_(7)
-        .view(_SIZE, _SIZE)
-    )
+    x = torch.arange(_SIZE**2, dtype=torch.float32).remainder_(7).view(_SIZE, _SIZE)
     product = x @ torch.eye(_SIZE)
     num_products, took_s = repeat(lambda: torch.mm(x, x, out=product), task.measure_s)
     wanted = (x[0].double() @ x.double()).float()

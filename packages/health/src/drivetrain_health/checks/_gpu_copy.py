@@ -39,9 +39,7 @@ def measure(task: Task) -> Found:
             rates[f"gpu{device.index}_{name}_host_gb_per_s"] = rate
         if not torch.equal(source, back):
             num = int((source != back).sum())
-            message = (
-                f"{num} of {source.numel()} words have come back wrong from {device}"
-            )
+            message = f"{num} of {source.numel()} words came back wrong from {device}"
             raise CheckFailedError(message)
         back.zero_()
     return Found(rates)

@@ -49,13 +49,8 @@ def measure(task: Task) -> Found:
         states = ", ".join(f"{p.device}/{p.number} {p.state or '?'}" for p in ports)
         message = f"no port of an RDMA device is active: {states}"
         raise NotHereError(message)
-    return Found(
-        {
-            f"nic_{port.device}_{port.number}_gbit_per_s": port.rate_gbit_per_s
-            for port in active
-            if port.rate_gbit_per_s > 0
-        }
-    )
+    name = "nic_{0.device}_{0.number}_gbit_per_s".format
+    return Found({name(p): p.rate_gbit_per_s for p in active if p.rate_gbit_per_s > 0})
 
 
 def read_ports(folder: Path) -> list[Port]:
@@ -70,15 +65,9 @@ def read_ports(folder: Path) -> list[Port]:
             continue
         # As in "4: ACTIVE" and "400 Gb/sec (4X NDR)".
         state = _text(place / "state").partition(":")[2].strip()
-        rate = re.match(r"\s*([\d.]+)\s*Gb/sec", _text(place / "rate"))
-        found.append(
-            Port(
-                place.parents[1].name,
-                int(place.name),
-                state,
-                float(rate.group(1)) if rate else 0.0,
-            )
-        )
+        told = re.match(r"\s*([\d.]+)\s*Gb/sec", _text(place / "rate"))
+        rate = float(told[1]) if told else 0.0
+        found.append(Port(place.parents[1].name, int(place.name), state, rate))
     return found
 
 

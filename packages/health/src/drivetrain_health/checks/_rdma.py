@@ -246,8 +246,7 @@ def _rate(
         if server.poll() is None:
             said = said_by(commands[1], max(0.1, end_s - time.monotonic()), str(path))
     finally:
-        code = server.poll() or 0
-        heard = Said(end(server), code)
+        heard = Said(exit_code=server.poll() or 0, text=end(server))
     said.refuse_failure(what)
     heard.refuse_failure(f"{path}: the receiving {_TOOL}")
     rate = rate_of(said.text)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 # GPUs are counted as their places on the bus, as the topology counts them.
 TOOL_VARIABLES = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-# With these a shell, and the loader of libraries, say that a program cannot be run.
-_CANNOT_RUN = (126, 127)
 _END_S = 5.0
 
 
@@ -104,8 +102,9 @@ class Said(NamedTuple):
         """
         if self.exit_code:
             message = f"{what} {describe_exit(self.exit_code)}: {self.last_line}"
-            runs = self.exit_code not in _CANNOT_RUN
-            raise (CheckFailedError if runs else NotHereError)(message)
+            # So a shell, and the loader of libraries, say that a program cannot be run.
+            is_here = self.exit_code not in (126, 127)
+            raise (CheckFailedError if is_here else NotHereError)(message)
 
 
 def start(command: Sequence[str]) -> subprocess.Popen[str]:
@@ -126,7 +125,6 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**os.environ, **TOOL_VARIABLES},
-            text=True,
             errors="replace",
         )
     except OSError as error:
@@ -143,14 +141,13 @@ def end(process: subprocess.Popen[str]) -> str:
     for one in _family(process):
         with suppress(psutil.Error):
             one.kill()
-    try:
+    with suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=_END_S)[0]
-    except subprocess.TimeoutExpired:
-        # A process that has left its parents holds the pipe.
-        assert process.stdout is not None
-        process.stdout.close()
-        process.poll()
-        return ""
+    # A process that has left its parents holds the pipe.
+    assert process.stdout is not None
+    process.stdout.close()
+    process.poll()
+    return ""
 
 
 def listens(process: subprocess.Popen[str]) -> bool:

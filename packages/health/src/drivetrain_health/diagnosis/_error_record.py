@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from drivetrain_health.diagnosis._read_output import read_end
 from drivetrain_health.failures import ErrorRecord
@@ -92,16 +92,19 @@ def write_error_record(path: str | Path, error: BaseException) -> None:
         raise
 
 
-def read_error_record(path: str | Path) -> ErrorRecord | None:
+def read_error_record(path: str | Path | IO[bytes]) -> ErrorRecord | None:
     """Returns the exception that a file tells of; None if it tells of none.
 
     Besides what `write_error_record` writes, files of torchelastic are understood, which
     a function under its `record` decorator leaves behind.
 
     Args:
-        path: The file.
+        path: The file. One that is open may be a pipe, and is waited for.
     """
-    data, start = read_end(path, _MOST_BYTES)
+    if isinstance(path, (str, os.PathLike)):
+        data, start = read_end(path, _MOST_BYTES)
+    else:
+        data, start = path.read(_MOST_BYTES), len(path.read(1))
     if start:
         return None  # it is too large
     try:

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
+import re
 import stat
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from drivetrain_health.failures import OutputDigest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
 _CHUNK_BYTES, _END_BYTES = 1 << 20, 1 << 18
+# No character of UTF-32 that is written has more zeros beside the next one's.
+_HOLE = re.compile(rb"\0{4,}")
 
 
-def read_output(path: str | Path, *, max_bytes: int = 1 << 31) -> str:
+def read_output(path: str | Path | IO[bytes], *, max_bytes: int = 1 << 31) -> str:
     r"""Returns what a file says of a failure, from its beginning, and its end as it is.
 
     Of a large file the lines that speak of no failure are left out, so that it takes no more
-    memory than a small one: see `OutputDigest`. A line says what was not read.
+    memory than a small one: see `OutputDigest`. A line says what was not read. UTF-8, UTF-16
+    and UTF-32 are told by their bytes; holes, as a file has that was truncated while it was
+    written, end a line.
 
     Args:
-        path: The file. What is not there, not readable or not a file is empty.
-        max_bytes: How much of it is read at most, from its end.
+        path: The file. What is not there, not readable or not a file is empty. One that is
+            open may be a pipe, and is waited for.
+        max_bytes: How much of it is read at most, from its end; from the beginning of a pipe.
 
     Example:
         >>> import tempfile
@@ -34,18 +42,26 @@ def read_output(path: str | Path, *, max_bytes: int = 1 << 31) -> str:
         ...     read_output(file.name)[:15]
         "KeyError: 'lr'\n"
     """
-    data, at = read_end(path, _END_BYTES)
-    if not at:
-        return _decoded(data, 0)
-    size = at + len(data)
-    digest, at = OutputDigest(end_bytes=_END_BYTES), max(0, size - max_bytes)
+    if isinstance(path, (str, os.PathLike)):
+        data, at = read_end(path, _END_BYTES)
+        with open(path, "rb") if at else io.BytesIO(data) as file:  # noqa: PTH123
+            return read_output(file, max_bytes=max_bytes)
+    digest, at = OutputDigest(end_bytes=_END_BYTES), 0
+    if path.seekable():
+        at = max(0, path.seek(0, os.SEEK_END) - max_bytes)
+        at += -at % 4  # No character is cut.
+        path.seek(at)
     if at:
         digest.write(b"[%d bytes before this were not read]\n" % at)
-    with open(path, "rb") as file:  # noqa: PTH123
-        file.seek(at)
-        for data in iter(partial(file.read, _CHUNK_BYTES), b""):
-            digest.write(data)
-    return _decoded(digest.data(), 0)
+    recode = None
+    while max_bytes > 0 and (data := path.read(min(_CHUNK_BYTES, max_bytes))):
+        max_bytes -= len(data)
+        if recode is None and (sample := _HOLE.sub(b"", data)):
+            recode = _recoder(data, sample)
+        digest.write(_HOLE.sub(b"\n", recode(data) if recode else data))
+    if max_bytes <= 0 and path.read(1):
+        digest.write(b"\n[what comes after this was not read]\n")
+    return digest.text().removeprefix("\ufeff")
 
 
 def read_end(path: str | Path, max_bytes: int) -> tuple[bytes, int]:
@@ -73,12 +89,20 @@ def read_end(path: str | Path, max_bytes: int) -> tuple[bytes, int]:
         os.close(descriptor)
 
 
-def _decoded(data: bytes, start: int) -> str:
-    if data.count(0) * 4 < len(data) or not data:
-        return data.decode(errors="replace").removeprefix("\ufeff")
-    # Latin text in UTF-16 has a zero in every other place: in even ones, the high bytes
-    # come first. A tail may begin in the middle of a character.
-    data = data[start % 2 :]
-    is_big_endian = data[::2].count(0) > data[1::2].count(0)
-    encoding = "utf-16-be" if is_big_endian else "utf-16-le"
-    return data.decode(encoding, errors="replace").removeprefix("\ufeff")
+def _recoder(data: bytes, sample: bytes) -> Callable[[bytes], bytes]:
+    """Returns what makes UTF-8 of an output, whose first bytes are given.
+
+    Args:
+        data: The bytes.
+        sample: The same without holes.
+    """
+    num_zeros, mark = sample.count(0), sample[:2]
+    if num_zeros * 4 < len(sample) and mark not in (b"\xff\xfe", b"\xfe\xff"):
+        return bytes
+    # Latin text in UTF-16 has a zero in every other place, in UTF-32 three in four. Where
+    # they are the first ones, the high bytes come first.
+    width = 4 if num_zeros * 8 > 5 * len(sample) else 2
+    is_big = data[::width].count(0) > data[width - 1 :: width].count(0)
+    order = "be" if is_big or mark == b"\xfe\xff" else "le"
+    decoder = codecs.getincrementaldecoder(f"utf-{8 * width}-{order}")("replace")
+    return lambda part: decoder.decode(part).encode()

@@ -27,9 +27,7 @@ class _Needs(NamedTuple):
 _NEEDS = {
     "clock": _Needs(compiler=True),
     "disk": _Needs(capabilities=("CAP_SYS_ADMIN",)),
-    "network": _Needs(
-        capabilities=("CAP_NET_ADMIN", "CAP_SYS_ADMIN"), programs=("ip", "tc")
-    ),
+    "network": _Needs(("CAP_NET_ADMIN", "CAP_SYS_ADMIN"), programs=("ip", "tc")),
 }
 
 
@@ -52,9 +50,7 @@ def missing_because(kind: str) -> str | None:
         raise ProgramError(message)
     needs = _NEEDS[kind]
     held = _held_capabilities()
-    lacking = [
-        name for name in needs.capabilities if not held >> _CAPABILITIES[name] & 1
-    ]
+    lacking = [one for one in needs.capabilities if not held >> _CAPABILITIES[one] & 1]
     if lacking:
         return f"it needs {' and '.join(lacking)}: run it as root"
     programs = [name for name in needs.programs if shutil.which(name) is None]
