@@ -390,7 +390,7 @@ def test_collector_waits_until_the_first_step_of_the_next_world():
     assert gc.isenabled()
 
 
-def fails_on_one_of_a_copy():
+def fails_on_one_of_a_copy(what):
     """Both ranks hold one copy; a reduction fails on the second of them alone."""
     name, store = f"w{os.environ['RANK']}", connect_store()
     if name == "w0":
@@ -398,22 +398,24 @@ def fails_on_one_of_a_copy():
     worlds = CopyOfTwo(name, connect_store)
     model, optimizer = make_model()
     loop = make_loop((model, optimizer), Connection(worlds, store, make_factory))
-    finish = loop._training.reducer.finish
+    tell = getattr(loop, what)
 
-    def finish_or_fail(group):
-        finish(group)
+    def tell_or_fail(*world):
+        lost = tell(*world)
         if name == "w1" and loop.step == 1 and loop._epoch == 1:
             store.set("seats/2", "w0 w1|w1")
-            raise RankLostError("its line is broken")
+            return RankLostError("its line is broken")
+        return lost
 
-    loop._training.reducer.finish = finish_or_fail
-    made = []
+    setattr(loop, what, tell_or_fail)
+    made, behind = [], []
     for step in loop:
         with step:
             made.append((step.epoch, step.number))
             for part in step.parts():
                 (part_loss(model, part) * part.weight).backward()
-    return made, [one.sum().item() for one in model.parameters()]
+            behind.append(step.number)
+    return made, behind, [one.sum().item() for one in model.parameters()]
 
 
 class CopyOfTwo(Worlds):
@@ -426,10 +428,13 @@ class CopyOfTwo(Worlds):
         return assignment and assignment._replace(unit=2)
 
 
-def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none():
-    (made, weights), other = run_ranks(fails_on_one_of_a_copy, 2)
+@pytest.mark.parametrize("what", ["_sum", "_tell_news"])
+def test_step_that_fails_on_one_rank_of_a_copy_counts_on_none(what):
+    (made, behind, weights), other = run_ranks(fails_on_one_of_a_copy, 2, what)
     assert made == [(1, 1), (1, 2), (2, 2), (2, 3)]
-    assert other == (made, weights)
+    # What the script does with sums is done once for each step that counts.
+    assert behind == [1, 2, 3]
+    assert other == (made, behind, weights)
 
 
 def reads_with_a_copy(size):
