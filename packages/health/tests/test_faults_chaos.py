@@ -248,6 +248,17 @@ def test_command_makes_chaos_among_the_children_of_a_process(capsys):
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
+def test_command_says_that_chaos_hits_no_process_but_children(capsys):
+    (worker,) = sleepers(1)
+    words = ["faults", "chaos", str(worker.pid), "--every-s", "0.05", "--for-s", "1"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert f" of a child of {worker.pid}: there are 0 targets\n" in out
+    assert worker.poll() is None
+    worker.kill()
+    worker.wait()
+
+
 def test_commands_kill_stop_and_slow(capsys):
     worker, other = sleepers(2)
     for words in (["stop"], ["stop", "--tree"], ["slow", "--share", "0.5"]):

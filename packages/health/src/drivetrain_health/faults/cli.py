@@ -63,7 +63,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
         help="make faults at random times in what a process has started",
         allow_abbrev=False,
     )
-    text = "whose children are hit"
+    text = "whose children are hit, and never it itself"
     chaos.add_argument("pid", type=integer(1), metavar="PID", help=text)
     chaos.add_argument("--seed", type=integer(), default=0, metavar="NUMBER")
     chaos.add_argument(
@@ -195,9 +195,9 @@ def _show(log: Sequence[Happening], shown: int, arguments: argparse.Namespace) -
             continue
         because = f": {one.reason}" if one.reason else ""
         length = f" for {one.strike.lasts_s:.1f} s" if one.what == "begun" else ""
+        whom = one.target or f"a child of {arguments.pid}"
         print(
-            f"{one.at_s:8.1f} s {one.what} {one.strike.kind} of {one.target}"
-            f"{length}{because}",
+            f"{one.at_s:8.1f} s {one.what} {one.strike.kind} of {whom}{length}{because}",
             flush=True,
         )
     return len(log)
