@@ -371,3 +371,46 @@ class ErrorThatIsCaught(OnePass):
         if 3 * BATCH in rows and not self.has_failed:
             self.has_failed = True
             raise LookupError
+
+
+class OptimizerOutsideTheLoop(OnePass):
+    """A learned temperature has an optimizer of its own, which the loop does not know."""
+
+    says = "an optimizer that the loop was not given (SGD)"
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.outside = torch.optim.SGD([self.scale], lr=0.1)
+
+    def loss(self, x, rows, k):
+        return (self.model(x) * self.scale - 1).square().mean()
+
+    def update(self, k):
+        self.outside.step()
+        self.outside.zero_grad()
+
+    def parameters(self):
+        return [*super().parameters(), self.scale]
+
+
+class OptimizerOfTheModelOutsideTheLoop(OnePass):
+    """It is made anew in each step, and trains what the loop trains."""
+
+    says = OptimizerOutsideTheLoop.says
+
+    def update(self, k):
+        torch.optim.SGD(self.model.parameters(), lr=0.1).step()
+
+
+class OptimizerOfAnInnerLoop(OnePass):
+    """The inputs are moved by an optimizer that is made for them."""
+
+    def part(self, x, rows, k, weight):
+        moved = x.clone().requires_grad_()
+        inner = torch.optim.SGD([moved], lr=0.1)
+        for _ in range(2):
+            loss = self.model(moved).square().sum()
+            moved.grad = torch.autograd.grad(loss, moved)[0]
+            inner.step()
+        super().part(moved.detach(), rows, k, weight)

@@ -179,7 +179,9 @@ class ElasticLoop:
         # Of the step in hand: whether gradients are sums, and are applied.
         self._is_summed = self._is_updated = False
         self._has_begun = self._is_closed = self._has_failed = False
-        self._updates = ScriptUpdates(self._training.optimizers, self._update)
+        self._updates = ScriptUpdates(
+            self._training.optimizers, self._update, is_alone=self._is_alone
+        )
         self._rank = -1
         self._vote: Work | None = None
         # Whether a rank knew of a newer world as the last step was made.

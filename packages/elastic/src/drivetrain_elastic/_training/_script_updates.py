@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import inspect
 from functools import partial, wraps
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from drivetrain_elastic._training._refusals import refuse
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
 # What stands for the optimizer's own while a step is in hand. The second makes a GradScaler
 # call the first also where gradients overflow, and tell of that.
@@ -29,6 +34,7 @@ class ScriptUpdates:
         optimizers: Of the script.
         update: Makes the update of a step. Its arguments: by what a scaler has multiplied
             the gradients, None for nothing; whether they overflow, None without a scaler.
+        is_alone: Whether no other rank joins: then other optimizers do no harm.
 
     Attributes:
         has_called: Whether the script has called it in the step in hand.
@@ -38,10 +44,17 @@ class ScriptUpdates:
         self,
         optimizers: Sequence[Optimizer],
         update: Callable[[Tensor | None, bool | None], None],
+        *,
+        is_alone: bool = True,
     ) -> None:
         self._optimizers = optimizers
         self._update = update
+        self._is_alone = is_alone
         self._own: list[dict[str, Any]] = []
+        self._watches: list[RemovableHandle] = []
+        # In which step each optimizer that is not the loop's was used.
+        self._used: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        self._num_begun = 0
         self.has_called = False
         # As in all steps before; None before the first.
         self._calls: bool | None = None
@@ -49,6 +62,13 @@ class ScriptUpdates:
     def begin(self) -> None:
         """Takes calls from now on, until `end`."""
         self.has_called = False
+        self._num_begun += 1
+        self._stand_in()
+
+    def _stand_in(self) -> None:
+        if not self._is_alone:
+            look = partial(self._look, get_ident())
+            self._watches.append(register_optimizer_step_pre_hook(look))
         for one in self._optimizers:
             own = vars(one)
             self._own.append(
@@ -60,6 +80,8 @@ class ScriptUpdates:
 
     def end(self) -> None:
         """Gives the optimizers back what is theirs."""
+        while self._watches:
+            self._watches.pop().remove()
         for one, own in zip(self._optimizers, self._own, strict=False):
             for name in (_STEP, _FLAG):
                 vars(one).pop(name, None)
@@ -78,8 +100,26 @@ class ScriptUpdates:
             vars(optimizer).update(found_inf=None, grad_scale=None)
         self.end()
         self._update(scale, None if found is None else bool(found))
-        self.begin()
+        self._stand_in()
         self.has_called = True
+
+    def _look(self, thread: int, optimizer: Optimizer, *_: object) -> None:
+        """Refuses optimizers whose gradients are those of this rank alone.
+
+        One that a step has made for itself, as an inner loop does, is its own affair.
+        """
+        if get_ident() != thread or any(one is optimizer for one in self._optimizers):
+            return
+        own, others = (
+            {id(one) for group in groups for one in group["params"]}
+            for groups in (self._groups(), optimizer.param_groups)
+        )
+        first = self._used.setdefault(optimizer, self._num_begun)
+        if first != self._num_begun or not own.isdisjoint(others):
+            refuse("foreign", kind=type(optimizer).__name__)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimizers for group in one.param_groups]
 
     def close_step(self) -> None:
         """Ends a step.
