@@ -33,7 +33,8 @@ def populate_diagnose_parser(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--exit-code",
-        type=integer(-64, 255),
+        # PBS says 256 more than the number of a signal.
+        type=integer(-64, 287),
         metavar="NUMBER",
         help="of the worker; -9 and 137 both mean that signal 9 has ended it",
     )
