@@ -414,3 +414,42 @@ class OptimizerOfAnInnerLoop(OnePass):
             moved.grad = torch.autograd.grad(loss, moved)[0]
             inner.step()
         super().part(moved.detach(), rows, k, weight)
+
+
+class UpdateInTheParts(OnePass):
+    """Plain descent, by the gradient of a part."""
+
+    says, says_from = "'0.weight' was written to within the loop over the parts", 2
+
+    def part(self, x, rows, k, weight):
+        super().part(x, rows, k, weight)
+        with torch.no_grad():
+            for one in self.model.parameters():
+                one -= 0.1 * one.grad
+
+
+class MovedAndPutBack(OnePass):
+    """The gradient is that of a place nearby, which the first pass has found."""
+
+    says, says_from = UpdateInTheParts.says, 2
+
+    def part(self, x, rows, k, weight):
+        own = self.parameters()
+        found = torch.autograd.grad(self.loss(x, rows, k), own)
+        with torch.no_grad():
+            torch._foreach_add_(own, found, alpha=0.1)
+        super().part(x, rows, k, weight)
+        with torch.no_grad():
+            torch._foreach_sub_(own, found, alpha=0.1)
+
+
+class RowsOfBoundedLength(OnePass):
+    """A forward pass shortens the rows that it reads."""
+
+    says, says_from = "'0.weight' was written to", 2
+
+    def make(self):
+        return nn.Sequential(nn.Embedding(BATCH, 3, max_norm=0.5), nn.Linear(3, 1))
+
+    def loss(self, x, rows, k):
+        return self.model(torch.tensor([row % BATCH for row in rows])).square().mean()

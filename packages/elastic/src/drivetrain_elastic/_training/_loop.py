@@ -363,7 +363,7 @@ class ElasticLoop:
     def _sum(self) -> RankLostError | None:
         """Sums the gradients over all ranks; returns why that cannot be."""
         assert self._world is not None
-        self._training.require_covered()
+        self._training.require_covered(has_peers=self._world.peers.size() > 1)
         reducer = self._training.reducer
         try:
             with self._meter.waiting("all-reduce"):

@@ -42,7 +42,7 @@ _PROGRESS = "drivetrain.progress"
 _SCALE = "drivetrain.scale"
 _BUFFERS, _FLAGS = "drivetrain.buffers", "drivetrain.flags"
 _OPTIONS = "drivetrain.options"
-_dtype = attrgetter("dtype")
+_dtype, _version = attrgetter("dtype"), attrgetter("_version")
 
 
 class Training:
@@ -124,6 +124,8 @@ class Training:
         # Of the step in flight.
         self._block = Block(0, 0, 0)
         self._num_copies = 1
+        # Of its parameters, as its parts began.
+        self._versions: list[int] = []
 
     def entries(self) -> dict[str, Any]:
         """Returns the state, as checkpoints and other ranks take it."""
@@ -246,6 +248,7 @@ class Training:
         if not self.reducer.covers(wanted):
             self.reducer.cover(wanted)
         self.reducer.begin(look_for_news, look_for_wish)
+        self._versions = [*map(_version, self.reducer.parameters)]
         return self._block
 
     def apply(self) -> None:
@@ -333,11 +336,9 @@ class Training:
             names = [name for name, one in own if name and id(one) not in known]
             refuse("replaced", names=names or "a module that was taken out")
         if [*map(_dtype, self._all)] != self._dtypes:
-            named = {id(one): name for name, one in self._model.named_parameters()}
             for one, before in zip(self._all, self._dtypes, strict=True):
                 if one.dtype != before:
-                    name = named.get(id(one), "a parameter beside the model")
-                    refuse("dtype", name=name, before=before, now=one.dtype)
+                    refuse("dtype", name=self._name(one), before=before, now=one.dtype)
 
     def require_linear_hooks(self) -> None:
         """Refuses hooks that would see a part of the batch alone, where it has parts.
@@ -350,19 +351,30 @@ class Training:
                 if hook in self._linear:
                     continue
                 if not is_linear(hook, one):
-                    named = self._model.named_parameters()
-                    name = next((name for name, other in named if other is one), "")
-                    refuse("hook", name=name)
+                    refuse("hook", name=self._name(one))
                 self._linear.add(hook)
 
-    def require_covered(self) -> None:
+    def _name(self, parameter: torch.Tensor) -> str:
+        named = self._model.named_parameters()
+        beside = "a parameter beside the model"
+        return next((name for name, one in named if one is parameter), beside)
+
+    def require_covered(self, *, has_peers: bool) -> None:
         """Refuses a step in which gradients were made that are not summed.
 
+        Args:
+            has_peers: Whether what this rank does to parameters differs from what others do.
+
         Raises:
-            ProgramError: There are some.
+            ProgramError: There are some, or parameters were written to in its parts.
         """
         if not self.reducer.covers(self._wanted()):
             refuse("uncovered")
+        covered = self.reducer.parameters
+        if has_peers and [*map(_version, covered)] != self._versions:
+            for one, version in zip(covered, self._versions, strict=True):
+                if one._version != version and not isinstance(one, DTensor):
+                    refuse("written", name=self._name(one))
 
     def settle(self, scale: torch.Tensor | None, *, is_left_out: bool) -> None:
         """Takes what the script has made of the sums as the gradients of this step.
