@@ -78,10 +78,12 @@ def test_holes_of_a_file_that_was_truncated_end_a_line(tmp_path, encoding, num_z
     assert lines == ["KeyError: 'lr'"] * 2
 
 
-def test_cut_of_a_large_file_is_between_characters(tmp_path):
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_cut_of_a_large_file_may_be_within_a_character(tmp_path, encoding, more):
     file = tmp_path / "log"
-    file.write_bytes(("a frame\n" * 200_000 + "last").encode("utf-16-le"))
-    text = read_output(file, max_bytes=(1 << 20) + 1)
+    file.write_bytes(("a frame\n" * 200_000 + "last").encode(encoding))
+    text = read_output(file, max_bytes=(1 << 20) + more)
     assert text.endswith("a frame\nlast")
     assert "bytes before this were not read" in text
 

@@ -49,7 +49,6 @@ def read_output(path: str | Path | IO[bytes], *, max_bytes: int = 1 << 31) -> st
     digest, at = OutputDigest(end_bytes=_END_BYTES), 0
     if path.seekable():
         at = max(0, path.seek(0, os.SEEK_END) - max_bytes)
-        at += -at % 4  # No character is cut.
         path.seek(at)
     if at:
         digest.write(b"[%d bytes before this were not read]\n" % at)
@@ -57,7 +56,9 @@ def read_output(path: str | Path | IO[bytes], *, max_bytes: int = 1 << 31) -> st
     while max_bytes > 0 and (data := path.read(min(_CHUNK_BYTES, max_bytes))):
         max_bytes -= len(data)
         if recode is None and (sample := _HOLE.sub(b"", data)):
-            recode = _recoder(data, sample)
+            # Zeros in the place of what was left out of a character that is cut.
+            recode = _recoder(bytes(at % 4) + data, sample)
+            recode(bytes(at % 4))
         digest.write(_HOLE.sub(b"\n", recode(data) if recode else data))
     if max_bytes <= 0 and path.read(1):
         digest.write(b"\n[what comes after this was not read]\n")
