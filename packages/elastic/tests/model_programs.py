@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from step_programs import BATCH, ClippedNorm, OnePass, layers
+from step_programs import BATCH, ClippedNorm, OnePass, SeveralParts, layers
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
@@ -453,3 +453,53 @@ class RowsOfBoundedLength(OnePass):
 
     def loss(self, x, rows, k):
         return self.model(torch.tensor([row % BATCH for row in rows])).square().mean()
+
+
+class ReadAsAccumulated(OnePass):
+    """Hooks that only look on are none of the loop's affair."""
+
+    def make(self):
+        model, self.sizes = layers(), []
+        for one in model.parameters():
+            one.register_post_accumulate_grad_hook(self.hook)
+        return model
+
+    def hook(self, one):
+        self.sizes.append(one.grad.norm())
+
+
+class ClippedAsAccumulated(ReadAsAccumulated):
+    says, says_from = "changed before they were sums", 2
+
+    def hook(self, one):
+        one.grad.clamp_(-0.01, 0.01)
+
+
+class ReplacedAsAccumulated(ClippedAsAccumulated):
+    def hook(self, one):
+        one.grad = one.grad.clamp(-0.01, 0.01)
+
+
+class ClippedByTheNode(OnePass):
+    """By what autograd calls before it accumulates a gradient."""
+
+    says, says_from = ClippedAsAccumulated.says, 2
+
+    def make(self):
+        model, self.nodes = layers(), []
+        for one in model.parameters():
+            node = one.view_as(one).grad_fn.next_functions[0][0]
+            node.register_prehook(lambda grads: (grads[0].clamp(-0.01, 0.01),))
+            self.nodes.append(node)
+        return model
+
+
+class ClippedByData(SeveralParts):
+    """By a tensor that shares memory, and counts its writes itself."""
+
+    says = says_alone = ClippedAsAccumulated.says
+
+    def part(self, x, rows, k, weight):
+        super().part(x, rows, k, weight)
+        for one in self.model.parameters():
+            one.grad.data.clamp_(-0.01, 0.01)

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from drivetrain_core import ProgramError
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
+from drivetrain_elastic._training._parameter_hooks import GradientContents
 from drivetrain_testing import run_ranks
 
 
@@ -444,3 +445,68 @@ def test_bucket_is_sent_again_by_ranks_that_did_not_change_it():
     wanted = [one.grad for one in body.parameters() if one.requires_grad]
     for sums in run_ranks(second_pass_on_one_rank, 2, process_group=False):
         assert all(map(torch.allclose, sums, wanted))
+
+
+def clips_behind_versions(number, *, has_been_watched):
+    """A step whose gradient is clipped by way of `.data`, in one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        weight = torch.nn.Parameter(torch.ones(2))
+        reducer = GradientReducer([weight])
+        if has_been_watched:
+            reducer.begin()
+            reducer.watch(number)
+            weight.sum().backward()
+            reducer.finish(dist.group.WORLD)
+        reducer.begin()
+        reducer.watch(number)
+        weight.sum().backward()
+        weight.grad.data.clamp_(max=0.5)
+        reducer.finish(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("number", "watched"), [(1, False), (7, False), (64, True)])
+def test_change_that_counts_no_version_is_refused_in_steps_that_are_watched(
+    number, watched
+):
+    with pytest.raises(ProgramError, match="perhaps through"):
+        clips_behind_versions(number, has_been_watched=watched)
+    clips_behind_versions(7, has_been_watched=True)  # No step to be looked at.
+
+
+def test_gradient_that_a_hook_has_taken_away_is_refused():
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", None))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        reducer = GradientReducer([weight])
+        reducer.begin()
+        weight.sum().backward()
+        with pytest.raises(ProgramError, match="a hook that clips"):
+            reducer.finish(dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bfloat16, torch.complex64]
+)
+def test_passes_that_nothing_has_changed_are_seen_as_such(dtype):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    contents = GradientContents([weight])
+    (weight * float("nan")).abs().sum().backward()
+    contents.take(0, weight.grad)
+    weight.abs().sum().backward()
+    contents.take(0, weight.grad)
+    assert not contents.has_changed([weight.grad])
+    contents.close()
+    rows = torch.nn.Embedding(4, 2, sparse=True)
+    contents = GradientContents([rows.weight])
+    rows(torch.tensor([1, 1, 3])).sum().backward()
+    contents.take(0, rows.weight.grad)
+    assert not contents.has_changed([rows.weight.grad])
+    rows.weight.grad._values().data.zero_()
+    assert contents.has_changed([rows.weight.grad])
+    contents.close()

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from drivetrain_elastic._membership._world_group import with_others
 from drivetrain_elastic._training._gradient_bucket import as_placed, in_buckets
+from drivetrain_elastic._training._parameter_hooks import GradientContents
 from drivetrain_elastic._training._refusals import refuse
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ class GradientReducer:
     ) -> None:
         self._bucket_bytes = bucket_bytes
         self._handles: list[Any] = []
+        self._contents: GradientContents | None = None
+        self._has_watched = False
         self.cover([one for one in parameters if one.requires_grad])
         self.part = 0
         self.sums: list[Tensor | None] | None = None
@@ -159,10 +162,25 @@ class GradientReducer:
         if self._sends_early and len(self._buckets) > 1 and group.size() > 1:
             self._group = group
 
+    def watch(self, number: int) -> None:
+        """Looks also at what gradients hold, in the first step here, and in some.
+
+        It takes a pass over all gradients, in steps 1, 2, 4, 8 and so on.
+
+        Args:
+            number: Of the step, from 1.
+        """
+        if not self._has_watched or number & (number - 1) == 0:
+            self._has_watched = True
+            self._contents = GradientContents(self.parameters)
+
     def _take(self, at: int, parameter: Tensor) -> None:
         """Looks at what a pass has made; it is no place to tell of failures."""
         gradient = parameter.grad
-        assert gradient is not None
+        if gradient is None:
+            # A hook that came before has taken it.
+            self._is_torn = True
+            return
         # Rows are added up as they are, and what is to be derived again keeps its graph.
         is_kept = gradient.is_sparse or gradient.requires_grad
         if isinstance(gradient, DTensor) and not is_kept:
@@ -180,6 +198,8 @@ class GradientReducer:
             if not is_right:
                 self._is_torn = True
         self._seen[at] = (gradient, version, _ANY_PART if is_kept else self.part)
+        if self._contents is not None:
+            self._contents.take(at, gradient)
         if self._is_shown:
             self._is_late = True
         if self._group is None:
@@ -312,7 +332,7 @@ class GradientReducer:
                 home.is_stale = bool(home.pieces)
             elif gradient is not seen[0] or _version(gradient) != seen[1]:
                 self._is_torn = True
-        if self._is_torn:
+        if self._is_torn or (self._contents and self._contents.has_changed(grads)):
             refuse("changed")
 
     def show(self) -> None:
@@ -345,6 +365,9 @@ class GradientReducer:
             self._wait()
         self._group, self._failed, self._num_sent = None, _NO_STEP, 0
         self._is_torn = False
+        if self._contents is not None:
+            self._contents.close()
+            self._contents = None
         self._seen = [None] * len(self.parameters)
         for bucket in self._buckets:
             bucket.begin()

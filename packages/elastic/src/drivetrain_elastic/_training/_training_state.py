@@ -346,6 +346,7 @@ class Training:
         Raises:
             ProgramError: There is one.
         """
+        self.reducer.watch(self.step + 1)
         for one in self.reducer.parameters:
             for hook in (one._backward_hooks or {}).values():
                 if hook in self._linear:
