@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 # Those of torch and of these packages are made for it.
 _MADE_FOR_IT = ("torch.", "drivetrain_")
-# Integers by their size.
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def is_linear(hook: Callable[[Tensor], Tensor | None], parameter: Tensor) -> bool:
@@ -86,12 +84,10 @@ class GradientContents:
     def _look(self, at: int, parameter: Tensor) -> Callable[[Tensor], None]:
         # No partial function: it says by its module whose it is.
         def look(gradient: Tensor) -> None:
-            before = parameter.grad
             self._coming.pop(at, None)
-            if before is None:
+            if parameter.grad is None:
                 self._coming[at] = _sum_of_bits(gradient)
-            else:
-                self._compare(at, before)
+            self._compare(at, parameter.grad)
 
         return look
 
@@ -125,4 +121,5 @@ def _sum_of_bits(gradient: Tensor) -> int | None:
     values = gradient.detach()
     values = values._values() if values.layout == torch.sparse_coo else values
     values = torch.view_as_real(values) if values.is_complex() else values
-    return int(values.contiguous().view(_BITS[values.element_size()]).sum())
+    integer: torch.dtype = getattr(torch, f"int{8 * values.element_size()}")
+    return int(values.contiguous().view(integer).sum())

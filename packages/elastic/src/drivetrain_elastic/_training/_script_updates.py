@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
     from torch.optim import Optimizer
-    from torch.utils.hooks import RemovableHandle
 
 # What stands for the optimizer's own while a step is in hand. The second makes a GradScaler
 # call the first also where gradients overflow, and tell of that.
@@ -51,7 +50,7 @@ class ScriptUpdates:
         self._update = update
         self._is_alone = is_alone
         self._own: list[dict[str, Any]] = []
-        self._watches: list[RemovableHandle] = []
+        self._watches: list[Any] = []
         # In which step each optimizer that is not the loop's was used.
         self._used: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._num_begun = 0
@@ -111,15 +110,12 @@ class ScriptUpdates:
         if get_ident() != thread or any(one is optimizer for one in self._optimizers):
             return
         own, others = (
-            {id(one) for group in groups for one in group["params"]}
-            for groups in (self._groups(), optimizer.param_groups)
+            {id(one) for it in those for g in it.param_groups for one in g["params"]}
+            for those in (self._optimizers, [optimizer])
         )
         first = self._used.setdefault(optimizer, self._num_begun)
         if first != self._num_begun or not own.isdisjoint(others):
             refuse("foreign", kind=type(optimizer).__name__)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for one in self._optimizers for group in one.param_groups]
 
     def close_step(self) -> None:
         """Ends a step.
