@@ -78,8 +78,9 @@ class BufferCopies:
     def put_back(self) -> None:
         """Makes all buffers what they were."""
         for module, held in zip(self._modules, self._held, strict=False):
-            module._buffers.clear()
-            module._buffers.update(held)
+            if [*map(id, module._buffers.values())] != [*map(id, held.values())]:
+                module._buffers.clear()
+                module._buffers.update(held)
         for one, copy in self._pairs:
             if not torch.equal(one, copy):
                 one.copy_(copy)

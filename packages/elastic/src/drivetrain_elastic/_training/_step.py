@@ -89,8 +89,6 @@ class Step:
             try:
                 self._require_all()
                 self._loop._finish()
-            except StepLostError as lost:
-                self._loop._break(str(lost))
             except BaseException as raised:
                 self._fail(raised)
                 raise

@@ -107,12 +107,9 @@ class Training:
         self._dtypes = [*map(_dtype, self._all)]
         # FSDP puts other parameters in the place of its own, for a time.
         is_sharded = any(isinstance(one, DTensor) for one in self._of_model)
-        self._held = [
-            held
-            for one in model.modules()
-            for held in (one._modules, {} if is_sharded else one._parameters)
-            if held
-        ]
+        kinds = ["_modules"] if is_sharded else ["_modules", "_parameters"]
+        held = [getattr(one, kind) for one in model.modules() for kind in kinds]
+        self._held = [one for one in held if len(one)]
         self._structure = self._look()
         self._num_at_first = self._num_optimized()
         for other in others.values():
