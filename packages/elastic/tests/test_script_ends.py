@@ -126,6 +126,23 @@ note(f"{loop.rank}-{loop.step}")
     assert "world 2" not in text
 
 
+@pytest.mark.slow
+def test_parameters_that_one_rank_changes_alone_end_the_job(run):
+    program = """
+loop = loop_of(8)
+for step in loop:
+    make(loop, step)
+    if step.number == 4 and loop.rank == 0:
+        with torch.no_grad():
+            loop.model.weight.mul_(0.5)
+note("trained")
+"""
+    status, notes, text = run(program, "--max-restarts", "0")
+    assert status == 1, text
+    assert notes == []
+    assert "after step 8, 'weight' is not the same on all ranks" in text
+
+
 def loop_alone():
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -27,6 +27,7 @@ from drivetrain_elastic._membership._world_group import RankLostError, with_othe
 from drivetrain_elastic._observability._step_meter import StepMeter
 from drivetrain_elastic._training._agreement import agree
 from drivetrain_elastic._training._checkpoints import Checkpoints
+from drivetrain_elastic._training._comparison import is_compared
 from drivetrain_elastic._training._gc_pause import GcPause
 from drivetrain_elastic._training._model_copy import ModelCopy, require_in_copy
 from drivetrain_elastic._training._refusals import refuse
@@ -409,10 +410,14 @@ class ElasticLoop:
         self._updates.end()
         self._num_broken = 0
         self._training.reducer.hide()
-        if self._checkpoints.is_due(self._world.assignment):
+        is_saved = self._checkpoints.is_due(self._world.assignment)
+        is_last = self.is_done or self._has_news
+        if is_last or is_saved or is_compared(self.step):
+            self._compare(self._world)
+        if is_saved:
             self._meter.save()
             self._checkpoints.save()
-        if self.is_done or self._has_news:
+        if is_last and self._world is not None:
             self._cast_vote()
         if self._world is not None:
             self._gc_pause.end()
@@ -444,6 +449,15 @@ class ElasticLoop:
             return error
         self._has_news, self._checkpoints.requested.is_agreed = (news > 0).tolist()
         return None
+
+    def _compare(self, world: World) -> None:
+        """Finds out whether all ranks have the same parameters."""
+        if world.peers.size() > 1:
+            self._num_votes += 1
+            try:
+                self._training.compare(world.peers)
+            except RankLostError as error:
+                self._break(str(error))
 
     def _cast_vote(self) -> None:
         """Tells all ranks that this one has made its update."""

@@ -86,21 +86,21 @@ class GradientContents:
         def look(gradient: Tensor) -> None:
             self._coming.pop(at, None)
             if parameter.grad is None:
-                self._coming[at] = _sum_of_bits(gradient)
+                self._coming[at] = sum_of_bits(gradient)
             self._compare(at, parameter.grad)
 
         return look
 
     def take(self, at: int, gradient: Tensor) -> None:
         """Notes what a pass has left."""
-        found = _sum_of_bits(gradient)
+        found = sum_of_bits(gradient)
         self._has_changed |= self._coming.pop(at, found) != found
         self._left[at] = gradient, found
 
     def _compare(self, at: int, gradient: Tensor | None) -> None:
         left = self._left.get(at)
         if left is not None and left[0] is gradient:
-            self._has_changed |= left[1] != _sum_of_bits(gradient)
+            self._has_changed |= left[1] != sum_of_bits(gradient)
 
     def has_changed(self, gradients: Sequence[Tensor | None]) -> bool:
         """Returns whether one of them is not what passes have made of it."""
@@ -114,8 +114,12 @@ class GradientContents:
             handle.remove()
 
 
-def _sum_of_bits(gradient: Tensor) -> int | None:
-    """Returns a number that differs, as a rule, where gradients do; None for a DTensor."""
+def sum_of_bits(gradient: Tensor) -> int | None:
+    """Returns a number that differs, as a rule, where tensors do; None for a DTensor.
+
+    Args:
+        gradient: Or another tensor, dense or sparse.
+    """
     if isinstance(gradient, DTensor):
         return None
     values = gradient.detach()

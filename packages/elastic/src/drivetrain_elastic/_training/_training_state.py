@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from drivetrain_elastic._data._schedule import Block, Position
 from drivetrain_elastic._training._batch_scaling import ScaledRate
+from drivetrain_elastic._training._comparison import require_alike
 from drivetrain_elastic._training._gradient_reducer import GradientReducer
 from drivetrain_elastic._training._parameter_hooks import is_linear
 from drivetrain_elastic._training._refusals import refuse
@@ -223,6 +224,19 @@ class Training:
         """
         require_movable(self._moved())
         return state_digest(self._moved())
+
+    def compare(self, peers: ProcessGroup) -> None:
+        """Finds parameters that are not the same on all ranks.
+
+        Args:
+            peers: The ranks that have the same part of the model.
+
+        Raises:
+            ProgramError: There is one.
+            RankLostError: A rank is gone.
+        """
+        named = self._model.named_parameters()
+        require_alike(named, peers, self.reducer.device, self.step)
 
     def begin(
         self,
