@@ -112,6 +112,23 @@ def test_contained_error_of_memory_restarts_the_process_first():
     ]
 
 
+@pytest.mark.parametrize(
+    ("failure_class", "cause", "expected"),
+    [
+        ("interconnect", "nic-firmware", [NODE, NODE]),
+        ("crash", "illegal-instruction", [NODE, STOP]),
+    ],
+)
+def test_what_the_same_node_does_again_is_not_tried_there(
+    failure_class, cause, expected
+):
+    assert series(*[(failure_class, cause, "a")] * 2) == expected
+
+
+def test_data_of_which_only_a_tool_has_told_is_tried_once_more():
+    assert series(*[("data", "data-reported", "")] * 2) == [PROCESS, STOP]
+
+
 def test_ladders_can_be_replaced():
     ladders = {**LADDERS, FailureClass.KILLED: Ladder(0, 0, 0)}
     config = ResponseConfig(ladders=ladders)

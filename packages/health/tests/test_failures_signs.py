@@ -15,6 +15,7 @@ from drivetrain_health.failures import (
 from drivetrain_health.failures._clue import SIGNS_VARIABLE, find_sign, signs
 
 TABLES = ("sign", "certain", "explaining", "out_of_memory", "program", "frame", "type")
+TABLES += ("reported",)
 ALL = [(table, sign) for table in TABLES for sign in signs(table)]
 OWN = """
 [[sign]]

@@ -155,3 +155,59 @@ def test_summary_of_a_launcher_is_no_cause():
 def test_lines_that_are_no_traceback_are_none():
     text = "\n".join(LINES[:3]) + "\nstep 7\nERROR fit: lost\n" + "\n".join(LINES[:3])
     assert find_tracebacks(clean_lines(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x9 and 8x4)", "program"),
+        ("OSError: [Errno 28] No space left on device", "storage"),
+        ("RuntimeError: the pipe is quiet", "unknown"),
+    ],
+)  # fmt: skip
+def test_error_that_a_loaders_worker_has_raised_is_the_one_that_counts(error, expected):
+    kind = error.partition(":")[0]
+    lines = [*LINES[:3], f"{kind}: Caught {kind} in DataLoader worker process 3."]
+    lines += ["Original Traceback (most recent call last):", *LINES[1:3], error]
+    for prefix in ("", "[rank2]: "):
+        text = "".join(f"{prefix}{line}\n" for line in lines)
+        assert told(text)[0] == expected
+
+
+def test_message_that_begins_in_the_next_line_is_read():
+    text = behind("").replace(
+        LAST, "RuntimeError: \n        shapes cannot be multiplied"
+    )
+    assert told(text)[0] == "program"
+
+
+def test_check_of_a_library_that_raises_is_the_programs():
+    text = behind("").replace(LAST, "RuntimeError: this went astray")
+    for package, line, expected in (
+        ("torch/nn/utils/x", "raise RuntimeError(", "program"),
+        ("torch/nn/utils/x", "return torch._C.f(", "unknown"),
+        ("torch/distributed/x", "raise RuntimeError(", "unknown"),
+    ):
+        frame = f'  File "/v/lib/python3.11/site-packages/{package}.py", line 8, in f\n'
+        inner = text.replace("RuntimeError:", f"{frame}    {line}\nRuntimeError:")
+        assert told(inner)[0] == expected
+
+
+def test_unknown_error_of_what_reads_data_is_the_datas_and_is_tried_again():
+    text = behind("").replace(LAST, "RuntimeError: this went astray")
+    for package, error, expected in (
+        ("PIL/x.py", "RuntimeError", ("data", "data-reported")),
+        ("PIL/x.py", "ConnectionResetError", ("interconnect", "connection-lost")),
+        ("other/x.py", "RuntimeError", ("unknown", "runtime-error")),
+    ):
+        frame = f'  File "/v/lib/python3.11/site-packages/{package}", line 8, in f\n'
+        inner = text.replace("RuntimeError:", f"{frame}    x()\n{error}:")
+        assert told(inner) == expected
+
+
+def test_check_of_a_library_does_not_outweigh_an_echo():
+    where = "/v/lib/python3.11/site-packages/torch/nn/x.py"
+    frame = f'  File "{where}", line 8, in f\n    raise E(\n'
+    for error in ("RuntimeError: Connection reset by peer", "TimeoutError: f"):
+        text = behind("").replace(LAST, frame + error)
+        assert told(text)[0] in {"interconnect", "hang"}

@@ -137,3 +137,41 @@ def test_unless_of_a_file_of_ones_own_keeps_lines_out(tmp_path, monkeypatch):
     monkeypatch.setenv(SIGNS_VARIABLE, str(file))
     assert found("Seat 4 is taken\n")[1] == "licence"
     assert found("Seat 4 was returned\n")[1] == "exit-1"
+
+
+def test_line_about_data_does_not_hide_what_stands_still():
+    harmless = "libjpeg: premature end of data segment\n"
+    assert found(harmless + COLLECTIVE) == ("interconnect", "nccl-timeout")
+    assert found(harmless + COLLECTIVE, exit_code=-6)[0] == "interconnect"
+
+
+def test_what_a_tool_says_of_a_file_counts_where_nothing_else_does():
+    said = "gzip: day_3.gz: unexpected end of file\n"
+    assert found(said, exit_code=2) == ("data", "data-reported")
+    assert found(f"{said}{ECHO}\n")[0] == "interconnect"
+    assert found(said, exit_code=-9) == ("killed", "sigkill")
+
+
+def test_interrupt_of_one_rank_does_not_explain_an_abort():
+    interrupted = f"{HEAD}KeyboardInterrupt\n"
+    assert found(COLLECTIVE + interrupted, exit_code=-6)[0] == "interconnect"
+    assert found(interrupted, exit_code=-6) == ("crash", "abort")
+    assert found(interrupted, exit_code=1) == ("killed", "interrupted")
+
+
+def test_watchdog_that_tells_of_a_hang_counts_before_the_signal_it_sends():
+    said = "supervisor: no log output for 1800 s, job considered hung\nTerminated\n"
+    assert found(said, exit_code=143) == ("hang", "stalled")
+    assert found("Terminated\n") == ("killed", "sigterm")
+
+
+@pytest.mark.parametrize("exit_code", [-9, -15, 143])
+def test_task_that_is_blocked_in_the_kernel_explains_that_it_was_killed(exit_code):
+    blocked = ("INFO: task python:81 blocked for more than 120 seconds.",)
+    assert found("x", exit_code=exit_code, kernel=blocked) == ("hang", "task-blocked")
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGFPE"])
+def test_signal_of_a_crash_is_no_work_of_a_scheduler(name):
+    said = f"fish: Job 1, 'python fit.py' terminated by signal {name} (x)\n"
+    assert found(said)[0] == "crash"

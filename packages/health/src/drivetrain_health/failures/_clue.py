@@ -66,9 +66,10 @@ def signs(table: str) -> tuple[Sign, ...]:
     """Returns the signs of a table, in their order: first the user's own, then ours.
 
     Args:
-        table: `sign` for what is written by programs and launchers; `certain`, `explaining`
-            and `out_of_memory` for the kernel's messages; `program`, `frame` and `type` for
-            exceptions that none of the first is found in.
+        table: `sign` for what is written by programs and launchers, and `reported` for what
+            counts if nothing else does; `certain`, `explaining` and `out_of_memory` for the
+            kernel's messages; `program`, `frame`, `type` and `innermost` for exceptions that
+            none of the first is found in.
 
     Raises:
         ProgramError: A file that `DRIVETRAIN_HEALTH_SIGNS` names is not of this form.
@@ -123,12 +124,13 @@ def _sign(row: dict[str, Any], pattern: str, example: str) -> Sign:
     return Sign(compiled, clue, example)
 
 
-def find_sign(lines: Sequence[str], table: str) -> Clue | None:
+def find_sign(lines: Sequence[str], table: str, *but: str) -> Clue | None:
     """Returns what the strongest sign in some lines says, the first one of its kind.
 
     Args:
         lines: As `clean_lines` returns them.
         table: Of the signs, as `signs` takes it.
+        but: Causes whose signs are left out.
 
     Example:
         >>> find_sign(["step 7", "write: No space left"], "sign").cause
@@ -137,7 +139,7 @@ def find_sign(lines: Sequence[str], table: str) -> Clue | None:
     # No line holds a newline, so that counting them finds the line of a match again
     # whatever lower() does to its length.
     text = "\n".join(lines).lower()
-    for sign in signs(table):
+    for sign in (one for one in signs(table) if one.clue.cause not in but):
         if (found := sign.pattern.search(text)) is not None:
             line = lines[text.count("\n", 0, found.start())]
             return sign.clue._replace(reason=shortened(line))

@@ -151,7 +151,8 @@ def _ended(evidence: Evidence) -> Clue:
     refused = [line for line in lines if ": error: " in line]
     if raised is None and refused and any("usage: " in line for line in lines):
         return Clue(FailureClass.PROGRAM, "usage", refused[-1], False)
-    return _own(launched) or raised or said or launched or by_code
+    noted = find_sign(telling_lines(lines, warnings=True), "reported")
+    return _own(launched) or raised or said or launched or noted or by_code
 
 
 def _own(clue: Clue | None) -> Clue | None:
@@ -201,8 +202,7 @@ def _said(lines: Sequence[str]) -> Clue | None:
 
 def _told(lines: Sequence[str]) -> Clue | None:
     # A line about data, without an exception, is no proof that would stop a job.
-    found = find_sign(lines, "sign")
-    return None if found and found.cause in _DAMAGED else found
+    return find_sign(lines, "sign", *_DAMAGED)
 
 
 def _first_of(clues: Sequence[Clue]) -> Clue | None:
@@ -232,7 +232,7 @@ def _signalled(
         is_told = is_hang or is_ended or kind in _CLASSES["of_killers"]
         return said if said and is_told else by_code
     is_abort = by_code.cause == "abort"
-    if own and (is_abort or own_kind in _CLASSES["of_crashes"]):
+    if own and own_kind in _CLASSES["of_aborts" if is_abort else "of_crashes"]:
         return own
     is_told = is_abort or kind in _CLASSES["of_crashes"]
     return (said if said and is_told else by_code)._replace(place=_stack_place(lines))

@@ -58,14 +58,18 @@ def _known(error: ErrorRecord) -> Clue | None:
     types = [error.type]
     if _DIRECT in error.traceback and _HANDLED not in error.traceback:
         types += [line.partition(":")[0] for line in lines]
-    by_type = find_sign(types, "type")
-    by_type = None if by_type is None else by_type._replace(reason="")
+    by_type = _wordless(types, "type")
     if by_type is not None and by_type.failure_class == FailureClass.PROGRAM:
         return by_type
     is_open = by_type is None or by_type.cause == "accelerator-error"
     own = find_sign(lines, "program") if is_open else None
     # Vague words are no proof where a known echo is in the same message.
     own = None if own and known and own.cause == "wrong-use" else own
-    frame = find_sign(clean_lines(error.traceback)[-_INNERMOST:], "frame")
-    by_frame = None if frame is None else frame._replace(reason="")
-    return own or by_frame or known or by_type
+    frames = clean_lines(error.traceback)[-_INNERMOST:]
+    by_frame = own or _wordless(frames, "frame")
+    return by_frame or known or by_type or _wordless(frames[-4:], "innermost")
+
+
+def _wordless(lines: list[str], table: str) -> Clue | None:
+    clue = find_sign(lines, table)
+    return None if clue is None else clue._replace(reason="")

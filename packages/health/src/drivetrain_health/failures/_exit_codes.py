@@ -46,9 +46,9 @@ def clue_of_exit_code(exit_code: int | None) -> Clue:
     """
     if exit_code is None:
         return Clue(FailureClass.UNKNOWN, "no-failure", "it lives", False, True)
+    ended = f"it ended with exit code {exit_code}"
     if exit_code == 0:
-        reason = "it ended with exit code 0"
-        return Clue(FailureClass.UNKNOWN, "no-failure", reason, False, True)
+        return Clue(FailureClass.UNKNOWN, "no-failure", ended, False, True)
     number = signal_of(exit_code)
     if number in _SIGNALS:
         failure_class, cause = _SIGNALS[signal.Signals(number)]
@@ -60,7 +60,6 @@ def clue_of_exit_code(exit_code: int | None) -> Clue:
         reason = f"it was ended by signal {number}"
         return Clue(FailureClass.KILLED, f"signal-{number}", reason)
     if row := _ROWS["shell"].get(str(exit_code)):
-        reason = f"it ended with exit code {exit_code}"
-        return Clue(FailureClass(row[0]), row[1], reason, False)
-    reason = f"it ended with exit code {exit_code} and said nothing that is known"
+        return Clue(FailureClass(row[0]), row[1], ended, False)
+    reason = f"{ended} and said nothing that is known"
     return Clue(FailureClass.UNKNOWN, f"exit-{exit_code}", reason)

@@ -38,7 +38,7 @@ _SUMMARIES = re.compile(
     r"(?:ChildFailedError|Process(?:Raised|Exited)Exception|CalledProcessError"
     r"|ExceptionGroup)$"
 )
-_SUMMED_UP = "processes exited with non-zero status"
+_SUMMED_UP = re.compile(r"with non-zero status|^Caught \w+ in (?:Data|replica|pin)")
 _MOST_LINES, _MOST_MESSAGE, _NEAR = 2_000, 30, 60
 
 
@@ -103,7 +103,7 @@ def find_tracebacks(lines: Sequence[str]) -> list[Raised]:
         last = next((m for m in bare if chain and m and _NAMES.search(m[1])), None)
         if last is not None:
             (name, message), chain, more = last.groups(""), "", iter(())
-        is_summary = _SUMMARIES.search(name) or _SUMMED_UP in message
+        is_summary = _SUMMARIES.search(name) or _SUMMED_UP.search(message)
         message = "\n".join([message, *more])
         if not is_summary and (cause := causes.pop(prefix, None)) is not None:
             found.remove(cause)
@@ -158,7 +158,7 @@ def headlines(error: ErrorRecord) -> Iterator[str]:
     Args:
         error: The exception.
     """
-    yield from f"{error.type}: {error.message}".splitlines()[:1]
+    yield from f"{error.type}: {error.message.lstrip()}".splitlines()[:1]
     for line in error.traceback.splitlines():
         if not line.startswith((" ", "\t", "Traceback", "Original Traceback")):
             yield line
