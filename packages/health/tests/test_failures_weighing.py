@@ -30,9 +30,9 @@ def found(output, *, exit_code=1, kernel=()):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        ("PermissionError: [Errno 13] Permission denied: '/mnt/a/1.tar'", "filesystem-lost"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/mnt/a'", "filesystem-lost"),
-        ("PermissionError: [Errno 13] Permission denied: '/root/a'", "permission-error"),
+        ("PermissionError: [Errno 13] Permission denied: '/data/a/1.tar'", "filesystem-lost"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/a'", "filesystem-lost"),
+        ("PermissionError: [Errno 13] Permission denied: '/tmp/a'", "permission-error"),
         ("KeyError: 'lr'", "key-error"),
     ],
 )  # fmt: skip
