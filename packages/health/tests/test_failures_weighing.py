@@ -99,7 +99,7 @@ def test_number_of_a_job_step_or_of_a_step_that_failed_is_no_progress():
 def test_launcher_that_ends_the_others_is_not_their_cause():
     text = "Sending process 81 closing signal SIGTERM\n"
     assert found(text) == ("unknown", "exit-1")
-    text = "srun: error: n1: task 7: Exited with exit code 1\n"
+    text = "srun: error: n1: task 7000: Exited with exit code 1\n"
     text += (
         "srun: Terminating StepId=7.0\nslurmstepd: error: *** STEP 7.0 ON n0 CANCELLED "
     )
