@@ -203,6 +203,7 @@ def test_stranger_hears_why_and_reaches_nobody(tmp_path, token, api, status, rea
         PREFACE + HeadersFrame(1, b"\xff" * 40, flags=["END_HEADERS"]).serialize(),
         PREFACE + HeadersFrame(1, Encoder().encode([("a", "b")])).serialize(),
         PREFACE + SettingsFrame(0).serialize() * 6_000,
+        PREFACE + SettingsFrame(0).serialize() * 32,
     ],
 )
 def test_who_speaks_otherwise_is_cut(tmp_path, said):
@@ -313,6 +314,14 @@ def test_broken_opening_is_an_error_or_waited_for(breaks):
         call = first_call(said)
         assert call is None or call.said in (said, without_answer(said))
     assert first_call(said[:20]) is None
+
+
+def test_frames_before_a_call_are_few():
+    settings = SettingsFrame(0).serialize()
+    call = opening("secret").removeprefix(PREFACE)
+    assert first_call(PREFACE + settings * 20 + call).stream == 1
+    with pytest.raises(ValueError, match="have come without a call"):
+        first_call(PREFACE + settings * 40 + call)
 
 
 def call_that_sends_nothing(address, path, metadata=()):

@@ -1,7 +1,7 @@
 """How many outputs of failed jobs, written after public reports, are diagnosed rightly.
 
 The excerpts are in tests/data/public_excerpts.json. No sign was written after one of them, but
-counts by group were seen, and three decisions made with them; after those in
+counts by group were seen, and a few decisions made with them; after those in
 tests/data/development_excerpts.json signs may be written. Each is given
 to `drivetrain-health diagnose`, as a user would do it. Its group says what has failed, and its
 action what may follow; classes and actions are compared by what they mean, so that a failure of

@@ -14,7 +14,8 @@ GREETING = SettingsFrame(0).serialize()
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD_BYTES = 9
-_MOST_FRAME_BYTES, _MOST_BYTES = 16 << 10, 48 << 10
+# All frames are read again when more has come: a client sends three or four.
+_MOST_FRAME_BYTES, _MOST_BYTES, _MOST_FRAMES = 16 << 10, 48 << 10, 32
 # Data, and what ends a stream, goes on with a head or is of servers alone.
 _NEVER_FIRST = {0x0, 0x3, 0x5, 0x7, 0x9}
 
@@ -48,9 +49,9 @@ def first_call(said: bytes) -> FirstCall | None:
     if not said.startswith(_PREFACE[: len(said)]):
         message = "it does not begin as HTTP/2 does"
         raise ValueError(message)
-    at, answer = len(_PREFACE), slice(0, 0)
-    while at + _HEAD_BYTES <= len(said):
-        body = at + _HEAD_BYTES
+    at, answer, num_frames = len(_PREFACE), slice(0, 0), 0
+    while at + _HEAD_BYTES <= len(said) and num_frames < _MOST_FRAMES:
+        body, num_frames = at + _HEAD_BYTES, num_frames + 1
         try:
             frame, length = Frame.parse_frame_header(memoryview(said[at:body]))
             at = body + length
@@ -69,7 +70,7 @@ def first_call(said: bytes) -> FirstCall | None:
         except (HyperframeError, HPACKError) as error:
             message = f"it is no HTTP/2: {error}"
             raise ValueError(message) from error
-    if len(said) > _MOST_BYTES:
+    if len(said) > _MOST_BYTES or num_frames == _MOST_FRAMES:
         message = f"{len(said)} bytes have come without a call"
         raise ValueError(message)
     return None

@@ -114,15 +114,15 @@ class GradientContents:
             handle.remove()
 
 
-def sum_of_bits(gradient: Tensor) -> int | None:
+def sum_of_bits(tensor: Tensor) -> int | None:
     """Returns a number that differs, as a rule, where tensors do; None for a DTensor.
 
     Args:
-        gradient: Or another tensor, dense or sparse.
+        tensor: Dense or sparse, of any dtype.
     """
-    if isinstance(gradient, DTensor):
+    if isinstance(tensor, DTensor):
         return None
-    values = gradient.detach()
+    values = tensor.detach()
     values = values._values() if values.layout == torch.sparse_coo else values
     values = torch.view_as_real(values) if values.is_complex() else values
     integer: torch.dtype = getattr(torch, f"int{8 * values.element_size()}")
