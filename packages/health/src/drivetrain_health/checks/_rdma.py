@@ -7,7 +7,9 @@ is used twice.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 import re
 import shlex
 import shutil
@@ -258,7 +260,9 @@ def _rate(
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
+    """Returns a port from below those that Linux gives to connections, which come and go."""
+    while True:
+        port = random.randrange(_FIRST_PORT, _FIRST_PORT + 10_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("", port))
+            return port
