@@ -175,3 +175,26 @@ def test_task_that_is_blocked_in_the_kernel_explains_that_it_was_killed(exit_cod
 def test_signal_of_a_crash_is_no_work_of_a_scheduler(name):
     said = f"fish: Job 1, 'python fit.py' terminated by signal {name} (x)\n"
     assert found(said)[0] == "crash"
+
+
+def test_watchdog_that_kills_what_stands_still_counts_before_its_signal():
+    silent = "monitor: no progress for 1800 s, ending the job\n"
+    killed = "failed (exitcode: -9) local_rank: 5 (pid: 81) of binary: python\n"
+    assert found(killed) == ("killed", "sigkill")
+    assert found(silent + killed) == ("hang", "stalled")
+    assert found(f"[WARNING] {silent}{killed}") == ("hang", "stalled")
+    assert found(f"{silent}Killed\n", exit_code=137) == ("hang", "stalled")
+    segfault = killed.replace("-9", "-11")
+    assert found(silent + segfault)[0] == "crash"
+
+
+def test_error_above_counts_before_what_points_to_it():
+    above = "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    assert found(above)[0] == "killed"
+    assert found(f"ValueError: 6 heads must be divisible by 4\n{above}")[0] == "program"
+
+
+@pytest.mark.parametrize("error", ["ProcessExited(3)", "IOError: connect: refused"])
+def test_error_that_julia_wraps_is_no_proof_of_the_program(error):
+    assert found(f"ERROR: LoadError: {error}\n")[0] != "program"
+    assert found("ERROR: LoadError: BoundsError: attempt\n")[0] == "program"

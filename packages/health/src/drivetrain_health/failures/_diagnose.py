@@ -195,9 +195,9 @@ def _said(lines: Sequence[str]) -> Clue | None:
     """Returns what lines say that are no exception; warnings only where nothing else does."""
     said = _told(telling_lines(lines))
     weak = None if _own(said) else _told(telling_lines(lines, warnings=True))
-    if weak is None or weak.is_echo or weak.failure_class == FailureClass.PROGRAM:
+    if weak is None or weak.failure_class == FailureClass.PROGRAM:
         return said
-    return weak
+    return said if weak.is_echo and weak.failure_class != FailureClass.HANG else weak
 
 
 def _told(lines: Sequence[str]) -> Clue | None:
@@ -241,11 +241,11 @@ def _signalled(
 def _of_launcher(lines: Sequence[str], said: Clue | None) -> Clue | None:
     """Returns what a launcher says of another worker, if that explains what was said."""
     clue = clue_of_launcher(lines)
-    if clue is None or (clue.cause == "abort" and said is not None):
-        # Libraries abort a process whose collective has failed.
+    killed = "sigkill" if said and said.failure_class == FailureClass.HANG else ""
+    if clue is None or (said and clue.cause in ("abort", killed)):
+        # Libraries abort a process whose collective has failed; a watchdog kills it.
         return None
-    is_crash = clue.failure_class == FailureClass.CRASH
-    return clue._replace(place=_stack_place(lines)) if is_crash else clue
+    return clue._replace(place=_stack_place(lines))
 
 
 def _stack_place(lines: Sequence[str]) -> str:
