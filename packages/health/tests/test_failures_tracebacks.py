@@ -211,3 +211,20 @@ def test_check_of_a_library_does_not_outweigh_an_echo():
     for error in ("RuntimeError: Connection reset by peer", "TimeoutError: f"):
         text = behind("").replace(LAST, frame + error)
         assert told(text)[0] in {"interconnect", "hang"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "gzip.BadGzipFile: CRC check failed 0x1 != 0x2",
+        "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer",
+    ],
+)
+def test_exception_whose_name_does_not_say_so_is_one(error):
+    frame = '[rank5]:   File "/v/lib/python3.11/x.py", line 8, in f\n[rank5]:     x()\n'
+    remote = (
+        "NCCL error in: x.cpp:1, remote process exited or there was a network error"
+    )
+    lost = f'Traceback (most recent call last):\n  File "a.py", line 1, in f\nRuntimeError: {remote}'
+    for head in ("", frame):
+        assert told(f"{head}[rank5]: {error}\n{lost}\n")[0] == "data"

@@ -36,7 +36,7 @@ _CLASSES = _RULES["classes"]
 _MOST_ERRORS = 50
 _DAMAGED = {"data-damaged", "checkpoint-damaged"}
 # The end of a traceback of which no more is there.
-_LOOSE = re.compile(r"(?:^|[\s\]:>|)\x22])([\w.]+(?:Error|Exception))(?:[:(] ?(.*))?$")
+_LOOSE = re.compile(_RULES["loose"]["error"])
 _LOCAL = re.compile(_RULES["local"]["paths"])
 _NOT_EXPLAINED = {"no-failure", "asked", "by-agent"}
 

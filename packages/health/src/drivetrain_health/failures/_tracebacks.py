@@ -30,7 +30,7 @@ _SURVIVED = re.compile(
 _LOGGED = re.compile(
     r"\[|-{9}|={9}|\d{4}[-/]|\d\d:\d\d|[IWEF]\d{4} |[A-Z]{4,}:|(?:srun|slurmstepd|wandb|\w+:\d+:\d+)\b"
 )
-_NAMES = re.compile(r"Error|Exception|Interrupt|Exit")
+_NAMES = re.compile(r"Error|Exception|Interrupt|Exit|^[a-z_][\w.]*\.[A-Z]\w+(?::|$)")
 # Where code is that is not the user's.
 _LIBRARIES = ("site-packages/", "dist-packages/", "/lib/python", "<frozen", "<string>")
 # They sum up what other processes have raised.
