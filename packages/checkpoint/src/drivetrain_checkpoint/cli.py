@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from drivetrain_checkpoint._commands.parsers import add_commands
+from drivetrain_checkpoint._commands import parsers
 from drivetrain_core.commands import run_program
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    add_commands(parser.add_subparsers(metavar="COMMAND"))
+    parsers.populate_parser(parser)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from drivetrain_comm._cli import bench, doctor, schedules, tune
+from drivetrain_comm._cli.common import schedule_file, size, sizes
 from drivetrain_core.cli import main as run_drivetrain
-from drivetrain_core.commands import run_program
+from drivetrain_core.commands import add_commands, run_program
 
 if TYPE_CHECKING:
     import argparse
@@ -25,9 +26,8 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND")
-    for module in (bench, tune, doctor, schedules):
-        module.populate(commands)
+    kinds = {"size": size, "sizes": sizes, "schedule_file": schedule_file}
+    add_commands(parser, files(f"{__package__}._cli") / "commands.toml", **kinds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import _elsewhere
 from drivetrain_core._command_line.parser import ForwardParser
 from drivetrain_core._errors import PluginError
 from drivetrain_core._plugins import COMMANDS, installed, load_plugin, versions
-from drivetrain_core.commands import add_script, add_version, deferred, run_program
+from drivetrain_core.commands import add_commands, add_version, run_program
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Sequence
 
-# Where the commands of core are carried out, each by `run` of a module of its own.
-_HERE = "drivetrain_core._command_line"
-
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
     """Adds core's commands, and those of the packages that are installed."""
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    apply = _add(commands, "apply", "run a script under a plan", "apply")
-    apply.add_argument("plan", help="a plan file")
-    add_script(apply)
-    explain = _add(commands, "explain", "say what a plan does and why", "explain")
-    explain.add_argument("plan", help="a plan file")
-    text = "what each package offers here, and why not"
-    listing = _add(commands, "list", text, "offers")
-    doctor = _add(commands, "doctor", "check this machine and installation", "doctor")
-    for parser_of_one in (explain, listing, doctor):
-        parser_of_one.add_argument("--json", action="store_true", help="print JSON")
+    commands = add_commands(parser, files(__package__) / "commands.toml")
     _mount(commands)
 
 
@@ -51,19 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _add(
-    commands: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    text: str,
-    run: str | Callable[[argparse.Namespace], int],
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-    parser.set_defaults(
-        run=deferred(f"{_HERE}.{run}:run") if isinstance(run, str) else run
-    )
-    return parser
-
-
 def _mount(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     plugins = installed(COMMANDS)
     # A name that is taken, or wanted twice, is written with its distribution.
@@ -73,7 +48,8 @@ def _mount(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         try:
             populate: Any = load_plugin(COMMANDS, plugin.qualified_name)
         except PluginError as error:
-            _add(commands, name, "does not load", _failing(str(error)))
+            parser = commands.add_parser(name, help="does not load", allow_abbrev=False)
+            parser.set_defaults(run=_failing(str(error)))
             continue
         summary = f"commands of {plugin.distribution}"
         parser = commands.add_parser(name, help=summary, allow_abbrev=False)

@@ -7,11 +7,14 @@ import os
 import re
 import sys
 from contextlib import contextmanager
-from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from drivetrain_core._command_line.option_table import add_options
+from drivetrain_core._command_line.option_table import (
+    add_commands,
+    add_options,
+    deferred,
+)
 from drivetrain_core._command_line.option_values import integer, number
 from drivetrain_core._command_line.parser import CommandParser, ShowVersion
 from drivetrain_core._command_line.reach import Reach, reach_of
@@ -30,6 +33,7 @@ __all__ = [
     "CommandParser",
     "Reach",
     "UsageError",
+    "add_commands",
     "add_options",
     "add_script",
     "add_version",
@@ -109,30 +113,6 @@ def add_version(
     parser.add_argument(
         "--version", action=ShowVersion, versions=versions or own_version
     )
-
-
-def deferred(target: str) -> Callable[[argparse.Namespace], int]:
-    """Returns a command whose module is imported when the command runs.
-
-    So a help text and a wrong option cost no import of what a command needs.
-
-    Args:
-        target: A function from the parsed arguments to the exit status, as
-            `module:function`.
-
-    Example:
-        >>> from argparse import Namespace
-        >>> deferred("operator:attrgetter")(Namespace()) # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-        ...
-        TypeError: attribute name must be a string
-    """
-
-    def run(arguments: argparse.Namespace) -> int:
-        module, _, name = target.partition(":")
-        return getattr(import_module(module), name)(arguments)  # type: ignore[no-any-return]
-
-    return run
 
 
 @contextmanager

@@ -6,17 +6,16 @@ import argparse
 import difflib
 import json
 import sys
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.commands import UsageError, busy, run_program
+from drivetrain_core.commands import UsageError, add_commands, busy, run_program
 from drivetrain_core.tables import aligned
 from drivetrain_kernels._errors import ImplementationNameError, OptionError
 from drivetrain_kernels._explain import OPS, Explanation, load_op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
@@ -27,35 +26,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND")
-    listing = commands.add_parser(
-        "list",
-        help="list the ops, their implementations, and which can run here",
-        allow_abbrev=False,
-    )
-    listing.set_defaults(run=_list)
-    explain = commands.add_parser(
-        "explain",
-        help="show which implementation of an op would run, and why",
-        allow_abbrev=False,
-    )
-    explain.add_argument(
-        "op", metavar="OP", type=_op_name, help="an op, such as rms_norm"
-    )
-    explain.add_argument(
-        "--impl", default="auto", help="the implementation asked for (default: auto)"
-    )
-    explain.set_defaults(run=_explain)
-    for command in (listing, explain):
-        command.add_argument(
-            "--device", help="where tensors lie (default: cuda if there is one)"
-        )
-        command.add_argument(
-            "--dtype", choices=_DTYPES, default="float32", help="that of the tensors"
-        )
-        command.add_argument(
-            "--json", action="store_true", help="print JSON, for other programs"
-        )
+    add_commands(parser, files(__package__) / "commands.toml", op_name=_op_name)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,7 +80,8 @@ def _example(name: str, args: argparse.Namespace) -> tuple[Any, Any]:
     return op, op.facts(*call_args, **kwargs)
 
 
-def _list(args: argparse.Namespace) -> int:
+def list_ops(args: argparse.Namespace) -> int:
+    """Carries out the command `list`, and returns the exit status."""
     with busy("looking at what can run here"):
         entries = {name: _implementations(name, args) for name in OPS}
     if args.json:
@@ -142,7 +114,8 @@ def _implementations(
     }
 
 
-def _explain(args: argparse.Namespace) -> int:
+def explain_op(args: argparse.Namespace) -> int:
+    """Carries out the command `explain`, and returns the exit status."""
     with busy("looking at what can run here"):
         op, facts = _example(args.op, args)
     try:

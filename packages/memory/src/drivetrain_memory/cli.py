@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import deferred, integer, run_program
+from drivetrain_core.commands import add_commands, run_program
 from drivetrain_memory._limits import MOST_BYTES
 
 if TYPE_CHECKING:
@@ -24,87 +25,8 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="COMMAND")
-    trace = _add(
-        commands,
-        "trace",
-        "save_trace",
-        "write a trace: of a named program, or from a snapshot of PyTorch's",
-    )
-    trace.add_argument(
-        "source", metavar="SOURCE", help="a name (see list), or a snapshot's file"
-    )
-    trace.add_argument("-o", "--output", required=True, help="the file to write")
-    trace.add_argument(
-        "--device",
-        type=integer(0),
-        default=0,
-        help="whose history of a snapshot (default: 0)",
-    )
-    names = _add(
-        commands, "list", "list_names", "list the programs and patterns by name"
-    )
-    replay = _add(commands, "replay", "replay_trace", "play a trace to one allocator")
-    replay.add_argument("trace", metavar="TRACE", help="a trace's file, or a name")
-    replay.add_argument(
-        "--model", default="ours", help="the allocator (default: ours; see compare)"
-    )
-    _add_capacity(replay, "of the device (default: 1.05 times the live peak)")
-    compare = _add(
-        commands,
-        "compare",
-        "compare_traces",
-        "play traces to this allocator and to models of others",
-    )
-    compare.add_argument("traces", metavar="TRACE", nargs="+", help="files, or names")
-    _add_capacity(
-        compare,
-        "of the device that the largest batch is looked for (default: 80)",
-        80 * _GIB,
-    )
-    validate = _add(
-        commands,
-        "validate",
-        "validate_snapshot",
-        "hold the model of PyTorch's allocator against a snapshot",
-    )
-    validate.add_argument("snapshot", metavar="SNAPSHOT", help="a snapshot's file")
-    validate.add_argument(
-        "--device", type=integer(0), default=0, help="whose history (default: 0)"
-    )
-    plot = _add(commands, "plot", "plot", "draw a trace or a snapshot (PNG or HTML)")
-    plot.add_argument(
-        "source", metavar="SOURCE", help="a trace's or a snapshot's file, or a name"
-    )
-    plot.add_argument(
-        "--at-peak",
-        action="store_true",
-        help="of a trace, this allocator's addresses when most is live",
-    )
-    _add_capacity(plot, "of the device for that (default: 1.05 times the live peak)")
-    plot.add_argument(
-        "-o", "--output", type=_picture, required=True, help="a .png or .html file"
-    )
-    for command in (names, replay, compare, validate):
-        command.add_argument(
-            "--json", action="store_true", help="print JSON, for other programs"
-        )
-
-
-def _add(commands: Any, name: str, run: str, what: str) -> argparse.ArgumentParser:
-    """Adds a command that a function of `_cli.commands` carries out."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=what, allow_abbrev=False
-    )
-    parser.set_defaults(run=deferred(f"drivetrain_memory._cli.commands:{run}"))
-    return parser
-
-
-def _add_capacity(
-    parser: argparse.ArgumentParser, what: str, default: int | None = None
-) -> None:
-    parser.add_argument(
-        "--capacity", type=_gib, metavar="GIB", default=default, help=what
+    add_commands(
+        parser, files(__package__) / "commands.toml", gib=_gib, picture=_picture
     )
 
 

@@ -6,11 +6,10 @@ import json
 import statistics
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from drivetrain_comm._cli.common import group_of_ranks, human, sizes
+from drivetrain_comm._cli.common import group_of_ranks, human
 from drivetrain_comm.selection._choice import STOCK, Choice
-from drivetrain_core.commands import integer
 from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
@@ -23,27 +22,8 @@ _NUM_LEAST, _NUM_MOST = 3, 200
 _ENOUGH_S = 0.5
 
 
-def populate(commands: Any) -> None:
-    """Adds the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "bench",
-        help="measure all-reduces by every algorithm, beside torch's own",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--sizes",
-        type=sizes,
-        default="4K,64K,1M,16M",
-        help="such as 4K,1M (the default: %(default)s)",
-    )
-    parser.add_argument(
-        "--streams", type=integer(1), default=1, help="connections to a peer"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Carries out the command, and returns the exit status."""
     wanted = args.sizes
     with group_of_ranks("bench") as group:
         names = group.transport.algorithms

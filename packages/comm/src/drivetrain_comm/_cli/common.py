@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import drivetrain_comm
@@ -85,3 +86,11 @@ def human(size_bytes: int) -> str:
         if size_bytes >= 1 << shift:
             return f"{size_bytes / (1 << shift):g} {unit}"
     return f"{size_bytes} B"
+
+
+def schedule_file(text: str) -> str:
+    """Returns the path of a file that a schedule can be written to."""
+    if Path(text).suffix not in (".json", ".xml"):
+        message = f"must end in .json or .xml, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return text

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from drivetrain_comm._resolver import Finding, startup_findings
 from drivetrain_comm.backend import _native
-from drivetrain_core.commands import integer
 from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
     import argparse
 
 
-def populate(commands: Any) -> None:
-    """Adds the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor",
-        help="look for what makes a start slow, or fail, on this host",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--ranks", type=integer(1, 10**9), default=8, help="of the job (the default: 8)"
-    )
-    parser.add_argument("--master", metavar="HOST", help="where rank 0 runs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Carries out the command, and returns the exit status."""
     lacks = _native.missing_because()
     engine = Finding(
         name="engine",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -11,68 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from drivetrain_comm._cli.common import human, size
-from drivetrain_comm.compiler import COLLECTIVES, compile_schedule, load_graph, to_msccl
-from drivetrain_comm.selection._cost import MESSAGE_S
-from drivetrain_core.commands import UsageError, integer, number
+from drivetrain_comm._cli.common import human
+from drivetrain_comm.compiler import compile_schedule, load_graph, to_msccl
+from drivetrain_core.commands import UsageError
 from drivetrain_core.tables import print_table
 
 if TYPE_CHECKING:
+    import argparse
+
     from drivetrain_comm.compiler import Compiled, LinkGraph
 
 
-def populate(commands: Any) -> None:
-    """Adds the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "compile",
-        help="find the fastest schedule of a collective on given links",
-        allow_abbrev=False,
-    )
-    parser.add_argument("links", help="a file that describes them (JSON)")
-    parser.add_argument(
-        "--collective",
-        default="all_reduce",
-        choices=COLLECTIVES,
-        help="the default: %(default)s",
-    )
-    parser.add_argument(
-        "--size",
-        type=size,
-        default="64M",
-        help="such as 8M, for gradients that of a bucket (the default: %(default)s)",
-    )
-    parser.add_argument("--root", type=integer(0), default=0, help="of a broadcast")
-    parser.add_argument(
-        "--message-us",
-        type=number(0),
-        default=MESSAGE_S * 1e6,
-        help="what a message takes beside its bytes (the default: %(default)g)",
-    )
-    parser.add_argument(
-        "--budget",
-        type=number(0),
-        default=30.0,
-        metavar="SECONDS",
-        help="to search in (the default: %(default)s)",
-    )
-    parser.add_argument(
-        "--out",
-        type=_schedule_file,
-        metavar="FILE",
-        help="where to write it: .json for this package, .xml for MSCCL's executor",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
-
-
-def _schedule_file(text: str) -> str:
-    if Path(text).suffix not in (".json", ".xml"):
-        message = f"must end in .json or .xml, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return text
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Carries out the command, and returns the exit status."""
     graph = load_graph(args.links)
     if args.root not in graph.ranks:
         message = f"--root must be one of {graph.num_ranks} ranks, got {args.root}"

@@ -9,9 +9,9 @@ import json
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from drivetrain_comm._cli.common import group_of_ranks, human, sizes
+from drivetrain_comm._cli.common import group_of_ranks, human
 from drivetrain_comm.nccl import (
     environment_of,
     find_winners,
@@ -31,32 +31,8 @@ if TYPE_CHECKING:
     from drivetrain_comm.selection._cost import Network
 
 
-def populate(commands: Any) -> None:
-    """Adds the command."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "tune",
-        help="measure the network, and show what is chosen on it by size",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--sizes",
-        type=sizes,
-        default="4K,64K,1M,16M,256M",
-        help="such as 4K,1M (the default: %(default)s)",
-    )
-    parser.add_argument(
-        "--nccl",
-        nargs="+",
-        metavar="RESULTS",
-        help="make a table for NCCL out of files of measurements: CSV, JSON or the "
-        "output of nccl-tests",
-    )
-    parser.add_argument("--out", metavar="TABLE", help="the table that --nccl writes")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
+    """Carries out the command, and returns the exit status."""
     if (args.nccl is None) != (args.out is None):
         message = "--nccl RESULTS and --out TABLE go together"
         raise UsageError(message)

@@ -1,15 +1,17 @@
-"""Options of commands, which files of TOML list in the order of their help."""
+"""Commands and their options, which files of TOML list in the order of their help."""
 
 from __future__ import annotations
 
 import os
 import tomllib
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_core._command_line.option_values import integer, number
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Callable, Iterable, Mapping
     from importlib.resources.abc import Traversable
 
 
@@ -41,8 +43,76 @@ def add_options(
     """
     table = tomllib.loads(file.read_text(encoding="utf-8"))
     parser.description = table.get("description", parser.description)
+    _add_rows(parser, table["option"], kinds)
+
+
+def add_commands(
+    parser: argparse.ArgumentParser, file: Traversable, **kinds: Any
+) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Adds the commands of a file to a parser, and returns them; more may be added.
+
+    A command has a `name`, a `help`, `run` as `deferred` takes it, and its rows of
+    `option`; those outside of commands are of all.
+
+    Args:
+        parser: Of a program.
+        file: As `importlib.resources.files` gives it.
+        **kinds: Types of options that only this program has.
+
+    Example:
+        >>> import argparse, pathlib, tempfile
+        >>> parser = argparse.ArgumentParser()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = pathlib.Path(folder, "commands.toml")
+        ...     row = 'name = "name", help = "say it", run = "os:getlogin"'
+        ...     _ = file.write_text(f"command = [ {{ {row} }} ]")
+        ...     commands = add_commands(parser, file)
+        >>> list(commands.choices)
+        ['name']
+    """
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    table = tomllib.loads(file.read_text(encoding="utf-8"))
+    for row in table["command"]:
+        text = row["help"]
+        one = commands.add_parser(
+            row["name"], help=text, description=text, allow_abbrev=False
+        )
+        one.set_defaults(run=deferred(row["run"]))
+        _add_rows(one, [*table.get("option", ()), *row.get("option", ())], kinds)
+    return commands
+
+
+def deferred(target: str) -> Callable[[argparse.Namespace], int]:
+    """Returns a command whose module is imported when the command runs.
+
+    So a help text and a wrong option cost no import of what a command needs.
+
+    Args:
+        target: A function from the parsed arguments to the exit status, as
+            `module:function`.
+
+    Example:
+        >>> from argparse import Namespace
+        >>> deferred("operator:attrgetter")(Namespace()) # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        TypeError: attribute name must be a string
+    """
+
+    def run(arguments: argparse.Namespace) -> int:
+        module, _, name = target.partition(":")
+        return getattr(import_module(module), name)(arguments)  # type: ignore[no-any-return]
+
+    return run
+
+
+def _add_rows(
+    parser: argparse.ArgumentParser,
+    rows: Iterable[Mapping[str, Any]],
+    kinds: Mapping[str, Any],
+) -> None:
     places: dict[Any, Any] = {("", ""): parser}
-    for row in table["option"]:
+    for row in map(dict, rows):
         place = row.pop("group", ""), row.pop("exclusive", "")
         group = place[0], ""
         if group not in places:

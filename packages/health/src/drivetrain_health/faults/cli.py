@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_core.commands import integer, number
+from drivetrain_core.commands import add_commands
 from drivetrain_health.faults._chaos import KINDS, Chaos
 from drivetrain_health.faults._chaos_plan import ChaosSpec
 from drivetrain_health.faults._kill import kill
@@ -35,62 +36,8 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    commands = parser.add_subparsers(metavar="FAULT")
-    for name, help_text, run in (
-        ("kill", "end processes", _kill),
-        ("stop", "let processes hang for a time", _stop),
-        ("slow", "give processes a part of a core for a time", _slow),
-    ):
-        one = commands.add_parser(name, help=help_text, allow_abbrev=False)
-        one.add_argument("pids", type=integer(1), nargs="+", metavar="PID")
-        one.add_argument(
-            "--tree", action="store_true", help="and all their descendants"
-        )
-        one.set_defaults(run=run)
-        if name == "kill":
-            one.add_argument("--signal", type=_signal, default="KILL", metavar="NAME")
-        else:
-            _add_length(one)
-    one.add_argument(
-        "--share",
-        type=number(above=0),
-        default=0.1,
-        metavar="CORES",
-        help="what each gets (the default: %(default)s)",
-    )
-    chaos = commands.add_parser(
-        "chaos",
-        help="make faults at random times in what a process has started",
-        allow_abbrev=False,
-    )
-    text = "whose children are hit, and never it itself"
-    chaos.add_argument("pid", type=integer(1), metavar="PID", help=text)
-    chaos.add_argument("--seed", type=integer(), default=0, metavar="NUMBER")
-    chaos.add_argument(
-        "--every-s",
-        type=number(above=0),
-        default=10.0,
-        metavar="SECONDS",
-        help="between two faults, on average (the default: %(default)s)",
-    )
-    chaos.add_argument(
-        "--kinds",
-        type=_kinds,
-        default="kill,stop,slow",
-        metavar="KINDS",
-        help="the kinds of faults (the default: %(default)s)",
-    )
-    chaos.add_argument("--json", action="store_true", help="print JSON")
-    _add_length(chaos)
-    chaos.set_defaults(run=_chaos)
-
-
-def _add_length(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--for-s",
-        type=number(0),
-        metavar="SECONDS",
-        help="how long; until a signal ends it",
+    add_commands(
+        parser, files(__package__) / "commands.toml", signal=_signal, kinds=_kinds
     )
 
 
@@ -112,7 +59,8 @@ def _kinds(text: str) -> list[str]:
     return kinds
 
 
-def _kill(arguments: argparse.Namespace) -> int:
+def run_kill(arguments: argparse.Namespace) -> int:
+    """Carries out the command `kill`, and returns the exit status."""
     number: signal.Signals = arguments.signal
     for pid in arguments.pids:
         kill(pid, number, tree=arguments.tree)
@@ -120,11 +68,13 @@ def _kill(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _stop(arguments: argparse.Namespace) -> int:
+def run_stop(arguments: argparse.Namespace) -> int:
+    """Carries out the command `stop`, and returns the exit status."""
     return _last(arguments, lambda pid: stop(pid, tree=arguments.tree), "stopped")
 
 
-def _slow(arguments: argparse.Namespace) -> int:
+def run_slow(arguments: argparse.Namespace) -> int:
+    """Carries out the command `slow`, and returns the exit status."""
     share = arguments.share
     return _last(
         arguments,
@@ -148,7 +98,8 @@ def _last(
     return 0
 
 
-def _chaos(arguments: argparse.Namespace) -> int:
+def run_chaos(arguments: argparse.Namespace) -> int:
+    """Carries out the command `chaos`, and returns the exit status."""
     with _signals() as ending, Held(arguments.pid) as parent:
         spec = ChaosSpec(
             seed=arguments.seed,
