@@ -31,11 +31,11 @@ _PODS, _MOST_S, _REACTION_S = 8, 60.0, 1.0
 _PROGRAM = """
 import asyncio, sys
 from drivetrain_cloud.kubernetes.api_client import ApiClient
-from drivetrain_cloud.kubernetes.cluster_access import read_kubeconfig
+from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 from drivetrain_cloud.kubernetes.operator import Operator
 
 async def main():
-    async with ApiClient(read_kubeconfig(sys.argv[1])) as client:
+    async with ApiClient(ClusterAccess(sys.argv[1])) as client:
         await Operator(client, connect=lambda *_: None).run()
 
 asyncio.run(main())

@@ -11,7 +11,7 @@ import yaml
 
 import drivetrain_cloud.kubernetes
 from drivetrain_cloud.kubernetes.api_client import ApiClient
-from drivetrain_cloud.kubernetes.cluster_access import read_kubeconfig
+from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 from drivetrain_cloud.kubernetes.operator import Operator
 from drivetrain_cloud.spot.job_control import JobView, SaveResult
 from drivetrain_elastic import MasterError
@@ -76,7 +76,7 @@ class RunningOperator:
         make=Operator,
         **options,
     ):
-        self._access = read_kubeconfig(kubeconfig)
+        self._access = ClusterAccess(kubeconfig)
         self._client = client
         self._make = make
         self._options = {"connect": connect, "pool_s": 0.1, "poll_s": 0.1, **options}

@@ -20,7 +20,7 @@ from operator_samples import (
 )
 
 from drivetrain_cloud.kubernetes.api_client import ApiClient
-from drivetrain_cloud.kubernetes.cluster_access import read_kubeconfig
+from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 from drivetrain_cloud.kubernetes.operator import Operator
 
 
@@ -107,7 +107,7 @@ class Lineage:
     """Operators, one after the other: when one is killed, the next one begins."""
 
     def __init__(self, cluster, connect, kill):
-        self.access = read_kubeconfig(account(cluster))
+        self.access = ClusterAccess(account(cluster))
         self.connect, self.kill = connect, kill
         self.num_operators, self.error, self.is_over = 0, None, False
         self.loop = asyncio.new_event_loop()

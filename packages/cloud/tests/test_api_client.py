@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
+import tempfile
 
 import pytest
 
@@ -12,6 +14,7 @@ from drivetrain_cloud.kubernetes.api_client import ApiClient, ApiError
 from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 from drivetrain_cloud.kubernetes.leader_election import LeaderElection
 from drivetrain_cloud.kubernetes.operator import Operator
+from drivetrain_core import ProgramError
 
 pytestmark = pytest.mark.extra
 
@@ -111,18 +114,28 @@ def test_operator_lives_on_and_asks_seldom_whatever_the_server_answers(what):
     assert asyncio.run(story()) <= 40
 
 
-def call(answer, **access):
+def call(answer, **user):
     async def story():
-        async with (
-            Server(answer) as server,
-            ApiClient(ClusterAccess(server=server.url, **access)) as client,
-        ):
+        async with Server(answer) as server, ApiClient(access(server, user)) as client:
             for _ in range(2):
                 with contextlib.suppress(ApiError):
                     await client.get("Pod", "a", "b")
             return server.tokens, client.server_time()
 
     return asyncio.run(story())
+
+
+def access(server, user):
+    """Returns the access of a kubeconfig, whose user is given."""
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "a", "user": "u"}}],
+        "clusters": [{"name": "a", "cluster": {"server": server.url}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", delete=False) as file:
+        json.dump(config, file)
+    return ClusterAccess(file.name)
 
 
 def test_token_that_is_refused_is_read_again(tmp_path):
@@ -133,8 +146,34 @@ def test_token_that_is_refused_is_read_again(tmp_path):
         path.write_text("new")
         return said({"message": "who?"}, status=401)
 
-    assert call(answer, token_file=path)[0] == ["old", "new"]
-    assert call(lambda *_: said({}), token_file=tmp_path / "none")[0] == []
+    assert call(answer, tokenFile=str(path))[0] == ["old", "new"]
+
+
+def plugin(folder, says):
+    """Returns a user whom a program proves, as those of clouds do."""
+    path = folder / "prove"
+    path.write_text(f"#!{sys.executable}\nprint({json.dumps(json.dumps(says))})")
+    path.chmod(0o755)
+    version = "client.authentication.k8s.io/v1"
+    return {"exec": {"apiVersion": version, "command": str(path), "args": []}}
+
+
+def test_program_of_a_cloud_proves_who_calls(tmp_path):
+    says = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "of-the-cloud"},
+    }
+    user = plugin(tmp_path, says)
+    assert call(lambda *_: said({}), **user)[0] == ["of-the-cloud"] * 2
+
+
+@pytest.mark.parametrize(
+    "user", [{"tokenFile": "/nowhere"}, {"exec": {"command": "no"}}]
+)
+def test_user_that_cannot_be_read_is_said(user):
+    with pytest.raises(ProgramError, match="does not say how the cluster is called"):
+        call(lambda *_: said({}), **user)
 
 
 def test_date_that_is_none_is_not_taken():

@@ -82,12 +82,20 @@ def test_role_allows_what_the_operator_does_and_nothing_else():
             # Its scheduler is not here.
             assert cluster.get("PodGroup", "gang")["spec"] == {
                 "minMember": 1,
+                "minResources": {"cpu": "1"},
                 "queue": "q",
             }
             for pod in pods_of(cluster, "gang"):
                 assert pod["spec"]["schedulerName"] == "volcano"
                 group = pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"]
                 assert group == "gang"
+            # Somebody changes it: with the next pods it says again what the job does.
+            wrong = cluster.get("PodGroup", "gang")
+            wrong["spec"]["minMember"] = 9
+            cluster.apply(wrong)
+            cluster.apply(elastic_job("gang", replicas=3, runPolicy=gang))
+            cluster.wait_for(lambda: len(live(pods_of(cluster, "gang"))) == 3)
+            assert cluster.get("PodGroup", "gang")["spec"]["minMember"] == 1
             cluster.delete("ElasticJob", "gang")
             cluster.apply(elastic_job(replicas=2, runPolicy=policy))
             cluster.wait_for(lambda: len(live(pods_of(cluster))) == 2)

@@ -11,8 +11,9 @@ from drivetrain_core import DrivetrainError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
-__all__ = ["Launch", "LaunchError", "plan_launch", "service_variables"]
+__all__ = ["Launch", "LaunchError", "empty_folders", "plan_launch", "service_variables"]
 
 _Item = dict[str, Any]
 _REFERENCE = re.compile(r"\$(\$|\(([A-Za-z_][\w.-]*)\))")
@@ -68,6 +69,24 @@ def plan_launch(
         )
         raise LaunchError(message)
     return Launch([_expanded(part, known) for part in command], known)
+
+
+def empty_folders(pod: _Item, folder: Path) -> dict[str, Path]:
+    """Returns where the empty volumes of a pod lie, by where its main process has them.
+
+    They last as long as the pod; what its variables say of them is told anew.
+
+    Args:
+        pod: The pod.
+        folder: Of the pod, on this machine.
+    """
+    empty = {v["name"] for v in pod["spec"].get("volumes") or () if "emptyDir" in v}
+    mounts = pod["spec"]["containers"][0].get("volumeMounts") or ()
+    return {
+        one["mountPath"]: folder / f"volume-{one['name']}"
+        for one in mounts
+        if one["name"] in empty
+    }
 
 
 def _expanded(text: str, known: Mapping[str, str]) -> str:

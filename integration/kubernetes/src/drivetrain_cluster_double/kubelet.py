@@ -20,6 +20,7 @@ from drivetrain_cluster_double.api import WriteOptions
 from drivetrain_cluster_double.container import Container
 from drivetrain_cluster_double.environment import (
     LaunchError,
+    empty_folders,
     plan_launch,
     service_variables,
 )
@@ -314,6 +315,9 @@ class Kubelet:
             "HOSTNAME": pod["spec"].get("hostname", run.key.name),
             **launch.variables,
         }
+        for path, place in empty_folders(pod, folder).items():
+            place.mkdir(exist_ok=True)
+            variables = {k: v.replace(path, str(place)) for k, v in variables.items()}
         where = pod["spec"]["containers"][0].get("workingDir")
         work = folder if where is None else type(folder)(where)
         return Container(launch.command, variables, folder=work, log=run.log)

@@ -10,7 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.api_client import ApiClient
-from drivetrain_cloud.kubernetes.cluster_access import find_access
+from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 from drivetrain_cloud.kubernetes.leader_election import LeaderElection
 from drivetrain_cloud.kubernetes.operator import Operator
 from drivetrain_cloud.kubernetes.serve import serve
@@ -33,7 +33,7 @@ async def _operate(arguments: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
-    async with ApiClient(find_access(arguments.kubeconfig)) as client:
+    async with ApiClient(ClusterAccess(arguments.kubeconfig)) as client:
         election = None
         if arguments.leader_election:
             election = LeaderElection(

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from drivetrain_cloud.kubernetes import compact_json
-from drivetrain_core import DistributedError, MissingLibraryError
+from drivetrain_core import DistributedError, ProgramError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -127,8 +127,8 @@ class ApiClient:
         self._access = access
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
-        self._token = access.token
-        self._token_at_s = -_TOKEN_S
+        self._who: dict[str, str] = {}
+        self._who_at_s = -math.inf
         self._date: tuple[dt.datetime, float] | None = None
 
     def server_time(self) -> dt.datetime:
@@ -139,21 +139,13 @@ class ApiClient:
         return date + dt.timedelta(seconds=time.monotonic() - at_s)
 
     async def __aenter__(self) -> Self:
-        """Returns the client."""
-        try:
-            import aiohttp
-        except ImportError as error:
-            message = (
-                "calls of an API server need aiohttp: "
-                'pip install "drivetrain-cloud[kubernetes]"'
-            )
-            raise MissingLibraryError(message) from error
-        connector = aiohttp.TCPConnector(ssl=self._access.tls(), limit=64)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            headers={"User-Agent": self._user_agent, "Accept": "application/json"},
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=10.0),
-        )
+        """Returns the client, which knows where the cluster is.
+
+        Raises:
+            ProgramError: That cannot be read.
+        """
+        self._who, self._who_at_s = await self._access.read(), time.monotonic()
+        self._session = self._access.connect()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -209,7 +201,13 @@ class ApiClient:
         )
 
     async def delete(
-        self, kind: str, namespace: str, name: str, *, uid: str
+        self,
+        kind: str,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        is_forced: bool = False,
     ) -> dict[str, Any]:
         """Deletes an object if it is the one that is meant.
 
@@ -218,13 +216,16 @@ class ApiClient:
             namespace: Its namespace.
             name: Its name.
             uid: Of the one that is meant.
+            is_forced: Whether nobody is waited for that would end it.
         """
-        body = {
+        body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "preconditions": {"uid": uid},
             "propagationPolicy": "Background",
         }
+        if is_forced:
+            body["gracePeriodSeconds"] = 0
         return await self.call("DELETE", KINDS[kind].path(namespace, name), body=body)
 
     async def list(
@@ -286,12 +287,12 @@ class ApiClient:
             async with self._session.get(
                 self._access.server + path,
                 params=params,
-                headers=self._headers(),
+                headers=await self._headers(),
                 timeout=aiohttp.ClientTimeout(
                     total=None, sock_connect=10.0, sock_read=silence_s
                 ),
-                read_bufsize=1 << 22,
                 allow_redirects=False,
+                **self._access.options(),
             ) as reply:
                 if reply.status >= _MOVED:
                     raise self._refusal(reply, await reply.read(), path)
@@ -342,7 +343,7 @@ class ApiClient:
         import aiohttp
 
         assert self._session is not None
-        headers = self._headers()
+        headers = await self._headers()
         data = None
         if body is not None:
             data = json.dumps(body).encode()
@@ -354,9 +355,10 @@ class ApiClient:
                 data=data,
                 params=params,
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=_CALL_S),
+                timeout=aiohttp.ClientTimeout(total=_CALL_S, sock_connect=10.0),
                 # Nobody else is told the token.
                 allow_redirects=False,
+                **self._access.options(),
             ) as reply:
                 text = await reply.read()
                 self._see_date(reply.headers.get("Date"))
@@ -379,24 +381,23 @@ class ApiClient:
                 date = email.utils.parsedate_to_datetime(text)
                 self._date = date.astimezone(dt.UTC), now_s
 
-    def _headers(self) -> dict[str, str]:
-        if self._access.token_file is not None:
-            now_s = time.monotonic()
-            if now_s >= self._token_at_s + _TOKEN_S:
-                try:
-                    self._token = self._access.token_file.read_text().strip()
-                except (OSError, ValueError) as error:
-                    message = f"the token cannot be read: {error}"
-                    raise ApiError(message) from error
-                self._token_at_s = now_s
-        return {"Authorization": f"Bearer {self._token}"}
+    async def _headers(self) -> dict[str, str]:
+        now_s = time.monotonic()
+        if now_s >= self._who_at_s + _TOKEN_S:
+            try:
+                self._who = await self._access.read()
+            except ProgramError as error:
+                raise ApiError(str(error)) from error
+            self._who_at_s = now_s
+        names = {"User-Agent": self._user_agent, "Accept": "application/json"}
+        return {**names, **self._who}
 
     def _refusal(
         self, reply: aiohttp.ClientResponse, text: bytes, path: str
     ) -> ApiError:
         if reply.status == _UNAUTHORIZED:
             # It has ended before its time: the file may have another one.
-            self._token_at_s = -math.inf
+            self._who_at_s = -math.inf
         return _error(reply.status, text, reply.headers, path)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.api_client import ApiError
 from drivetrain_cloud.kubernetes.job_secret import make_secret, read_secret, secret_item
+from drivetrain_cloud.kubernetes.job_status import is_like
 from drivetrain_cloud.kubernetes.operator_actions import (
     AdmitWorkers,
     CreateObject,
@@ -25,7 +26,7 @@ from drivetrain_cloud.kubernetes.operator_actions import (
     TrainingRequest,
 )
 from drivetrain_cloud.kubernetes.pod_templates import master_name, owner_of
-from drivetrain_cloud.kubernetes.pods import JOB_LABEL, ROLE_LABEL
+from drivetrain_cloud.kubernetes.pods import JOB_LABEL, ROLE_LABEL, condition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -84,33 +85,60 @@ class Carrier:
             Its secret, if that was asked for.
 
         Raises:
-            ApiError: A call was refused; what comes after it was not done.
+            ApiError: A call was refused. If that is for good, the job's status was
+                written all the same, with a condition `Reconciled` that says why;
+                else what comes after it was not done.
             DistributedError: The job's master does not answer.
         """
-        secret = None
+        secret, status = None, None
+        refused: dict[str, ApiError] = {}
         for action in actions:
-            match action:
-                case EnsureSecret():
-                    secret = await self._ensure_secret(job, action)
-                case CreateObject():
-                    await self._create(job, action)
-                case DeleteObject():
-                    await self._delete(action)
-                case PatchObject():
-                    await self._patch(action)
-                case SetStatus():
-                    await self._set_status(job, action)
-                case TellEvent():
-                    await self._tell(job, action)
-                case TrainingRequest() if control is not None:
-                    logger.info("%s: %s", type(action).__name__, action.reason)
-                    loop = asyncio.get_running_loop()
-                    await loop.run_in_executor(self._executor, _ask, control, action)
+            what = getattr(action, "kind", "") or type(action).__name__
+            if what in refused or (refused and isinstance(action, TellEvent)):
+                continue
+            try:
+                match action:
+                    case EnsureSecret():
+                        secret = await self._ensure_secret(job, action)
+                    case CreateObject():
+                        await self._create(job, action)
+                    case DeleteObject():
+                        await self._delete(action)
+                    case PatchObject():
+                        await self._patch(action)
+                    case SetStatus():
+                        status = action.status
+                        if not refused:
+                            await self._set_status(job, status)
+                    case TellEvent():
+                        await self._tell(job, action)
+                    case TrainingRequest() if control is not None:
+                        logger.info("%s: %s", type(action).__name__, action.reason)
+                        loop = asyncio.get_running_loop()
+                        await loop.run_in_executor(
+                            self._executor, _ask, control, action
+                        )
+            except ApiError as error:
+                if not is_for_good(error):
+                    raise
+                refused[what] = error
+        for refusal in refused.values():
+            if job["kind"] != "ElasticJob":
+                raise refusal
+            before = job.get("status") or {}
+            status = refused_status(before if status is None else status, refusal)
+            if not is_like(before, status):
+                await self._set_status(job, status)
+            raise refusal
         return secret
 
     async def _create(self, job: _Item, action: CreateObject) -> None:
         name = action.item["metadata"]["name"]
         made, is_new = await self._make(action.kind, action.item)
+        spec = action.item.get("spec")
+        if action.is_kept and not is_new and made.get("spec") != spec:
+            where = (action.kind, action.item["metadata"]["namespace"], name)
+            made = await self._client.patch(*where, {"spec": spec})
         owners = made["metadata"].get("ownerReferences") or ()
         if is_new:
             logger.info("made %s %s", action.kind, name)
@@ -135,7 +163,11 @@ class Carrier:
     async def _delete(self, action: DeleteObject) -> None:
         try:
             answer = await self._client.delete(
-                action.kind, action.namespace, action.name, uid=action.uid
+                action.kind,
+                action.namespace,
+                action.name,
+                uid=action.uid,
+                is_forced=action.is_forced,
             )
         except ApiError as error:
             if error.status not in {_NOT_FOUND, _CONFLICT}:
@@ -165,10 +197,9 @@ class Carrier:
             )
             self._put(action.kind, item)
 
-    async def _set_status(self, job: _Item, action: SetStatus) -> None:
-        status = _with_times(
-            job.get("status") or {}, action.status, self._now(), job["metadata"]
-        )
+    async def _set_status(self, job: _Item, status: _Item) -> None:
+        before, data = job.get("status") or {}, job["metadata"]
+        status = _with_times(before, status, self._now(), data)
         data = {
             key: job["metadata"][key]
             for key in ("name", "namespace", "resourceVersion")
@@ -275,6 +306,24 @@ class _AllowMissing:
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
         return isinstance(error, ApiError) and error.status == _NOT_FOUND
+
+
+def is_for_good(error: ApiError) -> bool:
+    """Whether another call gets the same answer, until somebody changes something."""
+    return error.status in {400, 403, 404, 409, 422} and error.reason != "Conflict"
+
+
+def refused_status(status: _Item, error: ApiError) -> _Item:
+    """Returns a status that says what the API server has refused.
+
+    Args:
+        status: As it would be without that.
+        error: What the server says.
+    """
+    kept = [c for c in status.get("conditions") or () if c["type"] != "Reconciled"]
+    reason = error.reason or "Refused"
+    row = condition("Reconciled", reason, str(error)[:1024], holds=False)
+    return {"phase": "Pending", **status, "conditions": [*kept, row]}
 
 
 def _ask(control: JobControl, action: TrainingRequest) -> None:

@@ -2,133 +2,108 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import os
-import ssl
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain_core import MissingLibraryError, ProgramError
 
+if TYPE_CHECKING:
+    import aiohttp
+
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_HOME = Path("~/.kube/config")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterAccess:
-    """Where a cluster is, and as whom it is called.
+    """Where a cluster is, and who calls it, read as `kubectl` reads it.
+
+    A kubeconfig may name programs that prove who calls (those of EKS, GKE and AKS),
+    certificates (kind, kubeadm), tokens and files of tokens; in a pod it is the pod's
+    account. What ends is read, or asked for, anew.
 
     Args:
-        server: URL of the API server.
-        token: That proves who calls.
-        token_file: Where a token lies that is renewed; it is read again before it ends.
-        authority: The certificate that vouches for the server's, PEM; the system's are
-            asked if it is empty.
-    """
-
-    server: str
-    token: str = field(default="", repr=False)
-    token_file: Path | None = None
-    authority: str = ""
-
-    def tls(self) -> ssl.SSLContext | bool:
-        """Returns how the server is checked; it always is."""
-        if not self.server.startswith("https:"):
-            return False
-        return ssl.create_default_context(cadata=self.authority or None)
-
-
-def find_access(kubeconfig: str | None = None) -> ClusterAccess:
-    """Returns the access of a file, of KUBECONFIG, or of the pod that this runs in.
-
-    Args:
-        kubeconfig: A file; by default KUBECONFIG, then the pod's account, then
-            `~/.kube/config`.
+        kubeconfig: Files, as KUBECONFIG names them; by default those of KUBECONFIG, then
+            the pod's account, then `~/.kube/config`.
+        server: URL of an API server that asks nobody who he is, instead of all that.
 
     Raises:
-        ProgramError: There is none, or it cannot be used.
+        MissingLibraryError: kubernetes_asyncio is not installed.
+        ProgramError: There is no cluster to call.
     """
-    path = kubeconfig or os.environ.get("KUBECONFIG")
-    if path:
-        return read_kubeconfig(path)
-    host = os.environ.get("KUBERNETES_SERVICE_HOST")
-    if host and (_ACCOUNT / "token").exists():
-        port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
-        host = f"[{host}]" if ":" in host else host
-        return ClusterAccess(
-            server=f"https://{host}:{port}",
-            token_file=_ACCOUNT / "token",
-            authority=(_ACCOUNT / "ca.crt").read_text(),
-        )
-    home = Path.home() / ".kube" / "config"
-    if home.exists():
-        return read_kubeconfig(home)
-    message = (
-        "there is no cluster to call: pass --kubeconfig FILE, set KUBECONFIG, or run in a "
-        "pod with a service account"
-    )
-    raise ProgramError(message)
 
+    def __init__(
+        self, kubeconfig: str | os.PathLike[str] | None = None, *, server: str = ""
+    ) -> None:
+        try:
+            from kubernetes_asyncio.client import Configuration
+        except ImportError as error:
+            message = (
+                "calls of an API server need kubernetes_asyncio: "
+                'pip install "drivetrain-cloud[kubernetes]"'
+            )
+            raise MissingLibraryError(message) from error
+        self._configuration = Configuration(host=server)
+        self._files = str(kubeconfig or os.environ.get("KUBECONFIG") or "")
+        self._loader: Any = None
+        in_pod = os.environ.get("KUBERNETES_SERVICE_HOST") and _ACCOUNT.exists()
+        if not (server or self._files or in_pod):
+            self._files = str(_HOME)
+        self._is_known = bool(server)
+        if self._files and not any(
+            Path(one).expanduser().is_file() for one in self._files.split(os.pathsep)
+        ):
+            message = (
+                f"there is no cluster to call: no kubeconfig at {self._files}; pass "
+                "--kubeconfig FILE, set KUBECONFIG, or run in a pod with an account"
+            )
+            raise ProgramError(message)
 
-def read_kubeconfig(path: str | os.PathLike[str]) -> ClusterAccess:
-    """Returns the access of a file's current context.
+    @property
+    def server(self) -> str:
+        """URL of the API server, without a slash at its end."""
+        return str(self._configuration.host).rstrip("/")
 
-    Only tokens are understood: programs and certificates that prove who calls are not.
+    async def read(self) -> dict[str, str]:
+        """Reads what was given, or again, and returns the headers that say who calls.
 
-    Args:
-        path: Of the file.
+        Raises:
+            ProgramError: It cannot be read, or a program that it names has failed.
+        """
+        from kubernetes_asyncio import config
 
-    Raises:
-        MissingLibraryError: PyYAML is not installed.
-        ProgramError: It cannot be read, or the context is not complete.
-    """
-    try:
-        import yaml
-    except ImportError as error:
-        message = (
-            "reading a kubeconfig needs PyYAML: "
-            'pip install "drivetrain-cloud[kubernetes]"'
-        )
-        raise MissingLibraryError(message) from error
-    try:
-        config = yaml.safe_load(Path(path).read_text())
-        context = _named(config, "contexts", config["current-context"])["context"]
-        cluster = _named(config, "clusters", context["cluster"])["cluster"]
-        user = _named(config, "users", context["user"])["user"]
-        authority = cluster.get("certificate-authority-data") or ""
-        authority = base64.b64decode(authority, validate=True).decode()
-        if not authority and cluster.get("certificate-authority"):
-            authority = Path(cluster["certificate-authority"]).read_text()
-        server = str(cluster["server"]).rstrip("/")
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, binascii.Error) as error:
-        message = f"the kubeconfig {path} cannot be read: {error}"
-        raise ProgramError(message) from error
-    except (KeyError, TypeError, AttributeError) as error:
-        message = (
-            f"the kubeconfig {path} lacks {error}: its current context needs a cluster "
-            "with a server, and a user"
-        )
-        raise ProgramError(message) from error
-    token_file = user.get("tokenFile")
-    if not user.get("token") and not token_file:
-        message = (
-            f"the user of the kubeconfig {path} has {sorted(user) or 'nothing'}, and the "
-            "operator needs a token or a tokenFile"
-        )
-        raise ProgramError(message)
-    return ClusterAccess(
-        server=server,
-        token=str(user.get("token") or ""),
-        token_file=Path(token_file) if token_file else None,
-        authority=authority,
-    )
+        try:
+            if self._is_known:
+                pass
+            elif self._loader is not None:
+                await self._loader.load_and_set(self._configuration)
+            elif self._files:
+                self._loader = await config.load_kube_config(
+                    self._files, client_configuration=self._configuration
+                )
+            else:
+                load: Any = config.load_incluster_config
+                load(client_configuration=self._configuration)
+        except Exception as error:
+            # The library lets whatever a file that is wrong leads to through.
+            source = self._files or "the pod's account"
+            message = f"{source} does not say how the cluster is called: {error!r}"
+            raise ProgramError(message) from error
+        token = self._configuration.api_key.get("BearerToken", "")
+        return {"Authorization": token.strip()} if token else {}
 
+    def connect(self) -> aiohttp.ClientSession:
+        """Returns a session that proves who calls, and checks the server; to be closed."""
+        from kubernetes_asyncio.client.rest import RESTClientObject
 
-def _named(config: dict[str, Any], field: str, name: str) -> dict[str, Any]:
-    for one in config[field]:
-        if one["name"] == name:
-            found: dict[str, Any] = one
-            return found
-    missing = f"{field}: {name}"
-    raise KeyError(missing)
+        rest = RESTClientObject(self._configuration, maxsize=64)
+        session: aiohttp.ClientSession = rest.pool_manager
+        return session
+
+    def options(self) -> dict[str, Any]:
+        """Returns what calls are made with: a proxy, and the server's name if it has another."""
+        found = {
+            "proxy": self._configuration.proxy,
+            "server_hostname": self._configuration.tls_server_name,
+        }
+        return {key: value for key, value in found.items() if value}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
-from drivetrain_cloud.kubernetes.pod_templates import MASTER_PORT
+from drivetrain_cloud.kubernetes.pod_templates import join_address
 from drivetrain_cloud.spot.master_job import MasterJob
 from drivetrain_elastic.extending import MasterClient
 
@@ -47,7 +47,7 @@ class MasterConnection:
 
     def __init__(self, secret: JobSecret) -> None:
         self._client = MasterClient(
-            f"{secret.address}:{MASTER_PORT}",
+            join_address(secret.address),
             secret.token,
             patience_s=_PATIENCE_S,
             tls=grpc.ssl_channel_credentials(secret.authority.encode()),

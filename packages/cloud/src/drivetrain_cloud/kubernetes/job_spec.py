@@ -143,6 +143,11 @@ def parse_job(item: Mapping[str, Any]) -> JobSpec:
         check_template(master["template"], "spec.master.template")
     for role in spec.get("roles") or ():
         check_template(role["template"], f"spec.roles[{role['name']}].template")
+    is_decided = spot.get("enabled", False) or unit > 1
+    after = spot.get("afterMaxWait", "Fail")
+    if after == "OnDemand" and not is_decided:
+        message = "afterMaxWait OnDemand needs spot.enabled: there are no other nodes"
+        raise ProgramError(message)
     try:
         config = SpotConfig(
             nodes=replicas,
@@ -151,8 +156,8 @@ def parse_job(item: Mapping[str, Any]) -> JobSpec:
             unit=unit,
             recovery=_RECOVERY[spot.get("recovery", "Resize")],
             tolerate=spot.get("tolerate", 0),
-            max_wait_s=spot.get("maxWaitSeconds", 600),
-            after_max_wait=_AFTER[spot.get("afterMaxWait", "Fail")],
+            max_wait_s=spot.get("maxWaitSeconds", 600 if is_decided else math.inf),
+            after_max_wait=_AFTER[after],
             settle_s=spot.get("settleSeconds", 5),
             grow_after_s=spot.get("growAfterSeconds", 30),
             return_after_s=spot.get("returnAfterSeconds", 300),
@@ -160,7 +165,7 @@ def parse_job(item: Mapping[str, Any]) -> JobSpec:
         return JobSpec(
             spot=config,
             is_spot=spot.get("enabled", False),
-            is_decided=spot.get("enabled", False) or unit > 1,
+            is_decided=is_decided,
             heeds_notices=spot.get("onNotice", "SaveAndLeave") != "Ignore",
             max_replicas=most,
             template=spec["template"],

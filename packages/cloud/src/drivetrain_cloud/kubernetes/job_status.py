@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_cloud.kubernetes.plain_workers import those_of_role
+from drivetrain_cloud.kubernetes.plain_workers import those_of_role, withdraw
 from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
     MARKET_LABEL,
     ROLE_LABEL,
     condition,
+    controls,
     exit_words,
     has_ended,
     is_disrupted,
@@ -18,6 +19,8 @@ from drivetrain_cloud.kubernetes.pods import (
     is_ready,
     is_terminating,
     number_of,
+    role_of,
+    why_it_waits,
 )
 
 if TYPE_CHECKING:
@@ -125,8 +128,19 @@ def next_status(observed: Observed, spec: JobSpec, verdict: Verdict) -> _Item:
         "lastPodNumber": max(
             [-1, before.get("lastPodNumber", -1), *(number_of(pod) for pod in workers)]
         ),
-        "conditions": _conditions(phase, spec, here, ready, verdict),
+        "conditions": [
+            *_conditions(phase, spec, here, ready, verdict),
+            *_obstacles(observed, phase),
+        ],
     }
+    if failures > before.get("failures", 0):
+        status["lastFailureTime"] = observed.stamp()
+    elif "lastFailureTime" in before:
+        status["lastFailureTime"] = before["lastFailureTime"]
+    if withdraw(observed, spec, 0.0)[0]:
+        status["noRoomTime"] = observed.stamp()
+    elif "noRoomTime" in before:
+        status["noRoomTime"] = before["noRoomTime"]
     if spec.is_spot:
         status["onDemandReplicas"] = sum(
             (pod["metadata"].get("labels") or {}).get(MARKET_LABEL) == "on-demand"
@@ -142,6 +156,40 @@ def next_status(observed: Observed, spec: JobSpec, verdict: Verdict) -> _Item:
     elif before.get("trainerStatus"):
         status["trainerStatus"] = before["trainerStatus"]
     return status
+
+
+def what_waits(observed: Observed) -> tuple[str, str]:
+    """Returns why the first pod that does not begin waits, in a word and in a sentence.
+
+    Both are empty if all have begun.
+
+    Args:
+        observed: The job and what belongs to it.
+    """
+    ours = [pod for pod in observed.pods if controls(observed.job, pod)]
+    for pod in sorted(ours, key=lambda pod: (role_of(pod) != "master", number_of(pod))):
+        reason, words = why_it_waits(pod)
+        if reason and not is_terminating(pod):
+            return (
+                reason,
+                f"{pod['metadata']['name']}: {reason}: {words or 'no message'}",
+            )
+    return "", ""
+
+
+def _obstacles(observed: Observed, phase: str) -> list[_Item]:
+    """Returns the conditions that say what a job waits for: its pods, its master."""
+    if phase in {"Suspended", "Succeeded", "Failed"}:
+        return []
+    reason, words = what_waits(observed)
+    rows = [condition("PodsStarted", reason or "Started", words, holds=not reason)]
+    if not observed.master_uid:
+        said = ("NotReady", "the pod of the master is not ready")
+    elif observed.master_error:
+        said = ("NoAnswer", observed.master_error)
+    else:
+        said = ("Answers", "")
+    return [*rows, condition("MasterReachable", *said, holds=said[0] == "Answers")]
 
 
 def _num_training(observed: Observed, ready: list[_Item]) -> int:

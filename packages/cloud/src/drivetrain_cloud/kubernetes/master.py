@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain_cloud.kubernetes.pod_templates import MASTER_PORT
+from drivetrain_cloud.kubernetes.pod_templates import join_address
 from drivetrain_core import ProgramError
 from drivetrain_core.commands import run_command
 from drivetrain_elastic import cli
@@ -38,7 +38,7 @@ def master_options(env: Mapping[str, str], folder: Path) -> list[str]:
     }
     missing = [
         name
-        for name in ("DRIVETRAIN_POD_IP", "DRIVETRAIN_POD_UID", *names.values())
+        for name in ("DRIVETRAIN_POD_IP", _JOURNAL, *names.values())
         if not env.get(name)
     ]
     if missing:
@@ -49,25 +49,13 @@ def master_options(env: Mapping[str, str], folder: Path) -> list[str]:
         raise ProgramError(message)
     for file, name in names.items():
         write_token(folder / file, env[name])
-    address = env["DRIVETRAIN_POD_IP"]
-    address = f"[{address}]" if ":" in address else address
     return [
-        *("--address", f"{address}:{MASTER_PORT}"),
+        *("--address", join_address(env["DRIVETRAIN_POD_IP"])),
         *("--token-file", str(folder / "token")),
         *("--tls-certificate", str(folder / "tls.crt")),
         *("--tls-key", str(folder / "tls.key")),
-        *(
-            "--journal",
-            env.get(_JOURNAL) or str(_own_journal(env["DRIVETRAIN_POD_UID"])),
-        ),
+        *("--journal", env[_JOURNAL]),
     ]
-
-
-def _own_journal(uid: str) -> Path:
-    """Returns a journal of this pod alone; private to its user."""
-    folder = Path(tempfile.gettempdir(), f"drivetrain-master-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder / f"{uid}.db"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import email.utils
 from collections.abc import Mapping  # noqa: TC003
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from drivetrain_cloud.kubernetes.pods import is_ready, role_of
 from drivetrain_cloud.spot.capacity import JobPhase, NodePhase, Notice
 
 if TYPE_CHECKING:
@@ -60,15 +63,12 @@ class Memory:
         changed_s: When the workers that train last became others.
         admitted: Who was let train; None while that is not known.
         workers: By the name of their pods.
-        asked: Workers that were asked to leave.
         num_saves: How many checkpoints were asked for.
         order_s: When the one that is under way must be durable; None if none is.
         asked_s: When it was asked for.
         saved_s: When the last durable one was asked for.
         save_s: How long one takes.
         step_s: How long a step takes.
-        hold_until_s: Before when no failed worker is replaced.
-        ended_s: When the job was first seen to have ended.
         role_ends: Failures of pods that are no workers, by their names.
         use_since_s: When the window of use began that is not closed.
         use_samples: Processors and bytes that a worker has used in it, each time.
@@ -82,15 +82,12 @@ class Memory:
     changed_s: float = 0.0
     admitted: frozenset[str] | None = None
     workers: Mapping[str, Seen] = field(default_factory=dict)
-    asked: frozenset[str] = frozenset()
     num_saves: int = 0
     order_s: float | None = None
     asked_s: float = 0.0
     saved_s: float | None = None
     save_s: float = 5.0
     step_s: float = 1.0
-    hold_until_s: float = 0.0
-    ended_s: float | None = None
     role_ends: Mapping[str, RoleEnd] = field(default_factory=dict)
     use_since_s: float = 0.0
     use_samples: tuple[tuple[float, int], ...] = ()
@@ -110,31 +107,68 @@ class Observed:
         job: The ElasticJob.
         pods: Those that carry its labels, whoever owns them.
         service: Of its master, if it is there.
-        has_group: Whether what tells a gang scheduler of it was made.
         nodes: By name, those that its pods are on.
         has_secret: Whether its token is known.
         address: Of the service, as its secret says; empty while that is not known.
         view: What its master says; None if it says nothing.
         has_control: Whether it has a master that can be asked.
+        master_error: Why a master that is ready does not answer; empty if it does.
         memory: Of the last time.
         offered: How many more workers the pool has room for.
         wanted_by_others: Pods of jobs of higher priority that find no node.
-        date: The server's time, as in its answers.
+        is_held: Whether it takes no new node meanwhile, beyond its least.
+        hold_until_s: Before when no failed worker is replaced.
+        wall_s: The server's time, in seconds since 1970.
     """
 
     job: _Item
     pods: tuple[_Item, ...] = ()
     service: _Item | None = None
-    has_group: bool = False
     nodes: Mapping[str, _Item] = field(default_factory=dict)
     has_secret: bool = False
     address: str = ""
     view: JobView | None = None
     has_control: bool = True
+    master_error: str = ""
     memory: Memory = Memory()
     offered: int = 0
     wanted_by_others: int = 0
-    date: str = ""
+    is_held: bool = False
+    hold_until_s: float = 0.0
+    wall_s: float = 0.0
+
+    @property
+    def date(self) -> str:
+        """The server's time, as in its answers."""
+        return email.utils.formatdate(self.wall_s, usegmt=True)
+
+    @property
+    def master_uid(self) -> str:
+        """Of the pod of the master that can be asked; empty for none."""
+        pods = (pod for pod in self.pods if role_of(pod) == "master" and is_ready(pod))
+        return next((pod["metadata"]["uid"] for pod in pods), "")
+
+    def in_s(self, stamp: object, now_s: float) -> float | None:
+        """Returns when a time is, on the clock of `now_s`; None if it is none.
+
+        Args:
+            stamp: As objects write it, `2026-11-30T12:00:00Z`.
+            now_s: The time.
+
+        Example:
+            >>> Observed(job={}, wall_s=10.0).in_s("1970-01-01T00:00:12Z", 3.0)
+            5.0
+        """
+        try:
+            date = dt.datetime.fromisoformat(str(stamp))
+            return now_s + date.timestamp() - self.wall_s
+        except ValueError:
+            return None
+
+    def stamp(self, after_s: float = 0.0) -> str:
+        """Returns the time after so many seconds, as objects write it."""
+        date = dt.datetime.fromtimestamp(self.wall_s + after_s, dt.UTC)
+        return date.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

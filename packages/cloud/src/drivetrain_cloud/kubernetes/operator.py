@@ -82,7 +82,6 @@ class Operator(ControlLoop):
         self._connections: dict[_Key, tuple[str, JobConnection | None]] = {}
         self._secrets: dict[_Key, JobSecret] = {}
         self._shares: dict[_Key, Share] = {}
-        self._grouped: dict[_Key, str] = {}
         self._jobs = Informer(client, "ElasticJob", self._note_job, namespace=namespace)
         self._pods, self._services = (
             Informer(
@@ -162,7 +161,7 @@ class Operator(ControlLoop):
         if job is None:
             self._forget(key)
             return math.inf
-        view, has_control = await self._look(key, job)
+        view, has_control, master_error = await self._look(key, job)
         now_s = time.monotonic()
         pods = self._pods.those("/".join(key))
         names = {pod["spec"].get("nodeName") or "" for pod in pods} - {""}
@@ -176,15 +175,16 @@ class Operator(ControlLoop):
             pods=tuple(pods),
             service=self._services.get(key[0], master_name(job)),
             nodes={name: node for name, node in nodes.items() if node is not None},
-            has_group=self._grouped.get(key) == job["metadata"]["uid"],
             has_secret=has_secret,
             address=known.address if known is not None and has_secret else "",
             view=view,
             has_control=has_control,
+            master_error=master_error,
             memory=self._memories.get(key, Memory(nonce=self._nonce)),
             offered=share.offered,
             wanted_by_others=share.wanted,
-            date=self._client.server_time().strftime("%a, %d %b %Y %H:%M:%S GMT"),
+            is_held=share.is_held,
+            wall_s=self._client.server_time().timestamp(),
         )
         plan = reconcile(observed, now_s)
         connection = self._connections.get(key, ("", None))[1]
@@ -198,8 +198,6 @@ class Operator(ControlLoop):
             self._connect(key, job, secret)
             if secret.is_new:
                 await self._carrier.carry_out(job, begin_anew(job, pods), None)
-        if any(getattr(one, "kind", "") == "PodGroup" for one in plan.actions):
-            self._grouped[key] = job["metadata"]["uid"]
         self._memories[key] = plan.memory
         return min(plan.look_again_s, now_s + self._next_poll_s(job, has_control))
 
@@ -211,23 +209,23 @@ class Operator(ControlLoop):
         is_busy = (job.get("status") or {}).get("phase") in {"Scaling", "Waiting"}
         return self._poll_s if decided or is_busy else self._progress_s
 
-    async def _look(self, key: _Key, job: _Item) -> tuple[JobView | None, bool]:
-        """Asks the master of a job, if there is one that can be asked."""
+    async def _look(self, key: _Key, job: _Item) -> tuple[JobView | None, bool, str]:
+        """Asks the master of a job, if there is one; says why it does not answer."""
         uid, connection = self._connections.get(key, ("", None))
         if uid != job["metadata"]["uid"]:
-            return None, True
+            return None, True, ""
         if connection is None:
-            return None, False
+            return None, False, ""
         masters = [p for p in self._pods.those("/".join(key)) if role_of(p) == "master"]
         if not any(is_ready(pod) for pod in masters):
-            return None, True
+            return None, True, ""
         loop = asyncio.get_running_loop()
         try:
             view = await loop.run_in_executor(self._executor, connection.control.look)
         except DistributedError as error:
             logger.info("the master of %s/%s does not answer: %s", *key, error)
-            return None, True
-        return view, True
+            return None, True, f"it does not answer: {error}"
+        return view, True, ""
 
     def _connect(self, key: _Key, job: _Item, secret: JobSecret) -> None:
         self._disconnect(key)
@@ -246,7 +244,6 @@ class Operator(ControlLoop):
         self._memories.pop(key, None)
         self._shares.pop(key, None)
         self._told.pop(key, None)
-        self._grouped.pop(key, None)
         self._queue.forget(key)
 
 

@@ -19,10 +19,12 @@ class CreateObject(OperatorAction):
     Args:
         kind: Its kind.
         item: The whole of it.
+        is_kept: Whether one that is there is made to say the same.
     """
 
     kind: str
     item: dict[str, Any] = field(repr=False)
+    is_kept: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +37,7 @@ class DeleteObject(OperatorAction):
         name: Its name.
         uid: Of the one that is meant.
         reason: Why.
+        is_forced: Whether nobody is waited for: its node is gone.
     """
 
     kind: str
@@ -42,6 +45,7 @@ class DeleteObject(OperatorAction):
     name: str
     uid: str
     reason: str
+    is_forced: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

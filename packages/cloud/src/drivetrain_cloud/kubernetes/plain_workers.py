@@ -14,11 +14,15 @@ from drivetrain_cloud.kubernetes.operator_actions import (
 )
 from drivetrain_cloud.kubernetes.pod_templates import worker_pod
 from drivetrain_cloud.kubernetes.pods import (
+    LEAVE_BY,
     LEAVING,
+    TOLD_BY,
     controls,
+    has_condition,
     has_ended,
     is_disrupted,
     is_leaving,
+    is_pending_unscheduled,
     is_ready,
     is_terminating,
     number_of,
@@ -36,11 +40,14 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.operator_actions import (
         DeleteObject,
         OperatorAction,
+        PatchObject,
     )
 
 LEAVE = "drivetrain.dev/leave"
 """An annotation of a job: the pods that leave, with commas between them."""
 
+_PLACE_S = 10.0
+_NO_ROOM_S = 300.0
 MOST_AT_ONCE = 200
 """So many pods are made at a time: more come when these are seen."""
 
@@ -78,23 +85,24 @@ def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
     staying = [pod for pod in left if pod["metadata"]["name"] not in named]
     target = _target(observed, spec, len(staying), len(workers) - len(staying))
     leavers, look_again_s = end_leavers(observed, spec, now_s)
-    plan = WorkerPlan(leavers, look_again_s)
     for pod in left:
         if pod["metadata"]["name"] in named:
-            plan.actions.extend(ask_to_leave(observed, pod, "it was named"))
-    missing = target - len(staying)
+            leavers.extend(ask_to_leave(observed, spec, pod, "it was named"))
+    withdrawn, due_s = withdraw(observed, spec, now_s)
+    plan = WorkerPlan([*leavers, *withdrawn], min(look_again_s, due_s))
+    missing = 0 if withdrawn else target - len(staying)
     if missing > 0 or has_end(workers):
         if has_end(workers):
             plan.actions.extend(end_pending(here))
             return plan
-        if now_s < observed.memory.hold_until_s:
-            until_s = observed.memory.hold_until_s
-            return WorkerPlan(plan.actions, min(plan.look_again_s, until_s))
-        plan.actions.extend(_make(observed, spec, missing))
+        if now_s < observed.hold_until_s:
+            until_s = min(plan.look_again_s, observed.hold_until_s)
+            return WorkerPlan(plan.actions, until_s)
+        plan.actions.extend(make_workers(observed, spec, missing))
     elif missing < 0:
         for pod in _first_to_go(staying)[:-missing]:
             reason = f"{len(staying)} workers are there, and {target} wanted"
-            plan.actions.extend(ask_to_leave(observed, pod, reason))
+            plan.actions.extend(ask_to_leave(observed, spec, pod, reason))
     return plan
 
 
@@ -105,13 +113,67 @@ def _target(observed: Observed, spec: JobSpec, num_here: int, num_going: int) ->
         yielded = max(0, observed.wanted_by_others - num_going)
         target = min(num_here, spec.max_replicas) - yielded
         return max(spec.spot.least, target // unit * unit)
+    if observed.is_held:
+        return max(spec.spot.least, min(num_here, spec.max_replicas))
     if num_here >= spec.replicas:
-        room = (num_here + observed.offered) // unit * unit
+        room = (num_here + offered_now(observed)) // unit * unit
         return min(spec.max_replicas, max(spec.replicas, room))
     return spec.replicas
 
 
-def _make(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]:
+def offered_now(observed: Observed) -> int:
+    """Returns how many more workers the pool has room for, as far as is known.
+
+    Nodes that took none of the last ones are full of pods that are no job's.
+    """
+    since_s = observed.in_s((observed.job.get("status") or {}).get("noRoomTime"), 0.0)
+    is_soon = since_s is not None and since_s > -_NO_ROOM_S
+    return 0 if is_soon else observed.offered
+
+
+def unplaced(observed: Observed, spec: JobSpec, now_s: float) -> dict[str, float]:
+    """Returns workers beyond `replicas` that no node takes, and when each is withdrawn.
+
+    Whoever adds nodes for pods that wait would buy some for them.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        now_s: The time.
+    """
+    workers = those_of_role(observed, "worker")
+    here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+    waits = [pod for pod in here if is_pending_unscheduled(pod)]
+    found = {}
+    for pod in sorted(waits, key=number_of)[: max(0, len(here) - spec.replicas)]:
+        rows = pod["status"]["conditions"]
+        stamp = next(r for r in rows if r["type"] == "PodScheduled")
+        since_s = observed.in_s(stamp.get("lastTransitionTime"), now_s)
+        found[pod["metadata"]["name"]] = _PLACE_S + (
+            now_s if since_s is None else since_s
+        )
+    return found
+
+
+def withdraw(
+    observed: Observed, spec: JobSpec, now_s: float
+) -> tuple[list[OperatorAction], float]:
+    """Deletes workers that took idle nodes which are not; returns when to look again.
+
+    Args:
+        observed: The job and what belongs to it.
+        spec: What it says.
+        now_s: The time.
+    """
+    found = unplaced(observed, spec, now_s)
+    due = {name for name, due_s in found.items() if now_s >= due_s}
+    pods = [pod for pod in observed.pods if pod["metadata"]["name"] in due]
+    actions: list[OperatorAction] = [delete_pod(p, "no node is idle") for p in pods]
+    return actions, min((s for n, s in found.items() if n not in due), default=math.inf)
+
+
+def make_workers(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]:
+    """Returns the actions that make so many workers, or the first of them."""
     assert observed.service is not None
     address = observed.service["spec"]["clusterIP"]
     first = next_number(observed)
@@ -145,6 +207,13 @@ def those_of_role(observed: Observed, role: str) -> list[_Item]:
     ]
 
 
+def is_on_dead_node(observed: Observed, pod: _Item) -> bool:
+    """Whether the node of a pod is gone, or has said nothing for long."""
+    name = pod["spec"].get("nodeName")
+    node = observed.nodes.get(name or "")
+    return bool(name) and (node is None or not has_condition(node, "Ready"))
+
+
 def next_number(observed: Observed) -> int:
     """Returns the first number that no worker of the job has had."""
     numbers = [number_of(pod) for pod in observed.pods if role_of(pod) == "worker"]
@@ -157,6 +226,8 @@ def has_end(workers: Iterable[_Item]) -> bool:
     return any(
         has_ended(pod, "Succeeded") and not is_leaving(pod) and not is_disrupted(pod)
         for pod in workers
+        # One that somebody deletes leaves, which is no end.
+        if not is_terminating(pod)
     )
 
 
@@ -177,7 +248,9 @@ def delete_pod(pod: _Item, reason: str) -> DeleteObject:
     return delete_object("Pod", pod, reason)
 
 
-def ask_to_leave(observed: Observed, pod: _Item, reason: str) -> list[OperatorAction]:
+def ask_to_leave(
+    observed: Observed, spec: JobSpec, pod: _Item, reason: str
+) -> list[OperatorAction]:
     """Returns the actions that let a worker leave before its pod is deleted.
 
     It is written down first: an operator that begins anew asks again, and takes no worker
@@ -185,21 +258,23 @@ def ask_to_leave(observed: Observed, pod: _Item, reason: str) -> list[OperatorAc
 
     Args:
         observed: The job and what belongs to it.
+        spec: What it says.
         pod: Of the worker.
         reason: Why.
     """
     if not observed.has_control or not is_ready(pod):
         return [delete_pod(pod, reason)]
     data = pod["metadata"]
+    due = observed.stamp(spec.leave_s)
     return [
-        patch_object(
-            "Pod",
-            pod,
-            {"metadata": {"uid": data["uid"], "annotations": {LEAVING: reason}}},
-            reason,
-        ),
+        _annotate(pod, {LEAVING: reason, LEAVE_BY: due}, reason),
         TellEvent(reason="WorkerLeaves", note=f"{data['name']} leaves: {reason}"),
     ]
+
+
+def _annotate(pod: _Item, notes: dict[str, str], reason: str) -> PatchObject:
+    patch = {"metadata": {"uid": pod["metadata"]["uid"], "annotations": notes}}
+    return patch_object("Pod", pod, patch, reason)
 
 
 def end_leavers(
@@ -223,7 +298,9 @@ def end_leavers(
         name = pod["metadata"]["name"]
         seen = observed.memory.workers.get(name)
         since_s = seen.since_s if seen else now_s
-        end_s = since_s + spec.leave_s
+        notes = pod["metadata"]["annotations"]
+        due_s = observed.in_s(notes.get(LEAVE_BY), now_s)
+        end_s = since_s + spec.leave_s if due_s is None else due_s
         if seen is not None and seen.notice is not None:
             end_s = min(end_s, seen.notice.deadline_s)
         if has_ended(pod):
@@ -231,13 +308,14 @@ def end_leavers(
         elif observed.view is not None and name not in observed.view.present:
             actions.append(delete_pod(pod, "the master says that it has left"))
         elif now_s >= end_s:
-            reason = f"it has not left within {end_s - since_s:g} s"
+            reason = f"it has not left within {spec.leave_s:g} s"
             actions.append(delete_pod(pod, reason))
         else:
             look_again_s = min(look_again_s, end_s)
-            if observed.view is not None and name not in observed.memory.asked:
-                reason = pod["metadata"]["annotations"][LEAVING]
+            if observed.view is not None and notes.get(TOLD_BY) != observed.master_uid:
+                reason, told = notes[LEAVING], {TOLD_BY: observed.master_uid}
                 actions.append(
                     LetLeave(pod=name, within_s=end_s - now_s, reason=reason)
                 )
+                actions.append(_annotate(pod, told, reason))
     return actions, look_again_s

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.job_spec import Gang
@@ -12,6 +15,7 @@ from drivetrain_cloud.kubernetes.pods import (
     NUMBER_LABEL,
     ROLE_LABEL,
 )
+from drivetrain_cloud.kubernetes.quantities import read_quantity
 from drivetrain_cloud.spot.capacity import Market
 
 if TYPE_CHECKING:
@@ -20,7 +24,20 @@ if TYPE_CHECKING:
     from drivetrain_cloud.kubernetes.job_spec import JobSpec, RoleSpec
 
 MASTER_PORT = 29400
+JOURNAL_FOLDER = "/var/lib/drivetrain"
+"""Where the volume of a master is mounted, which lasts as long as its pod."""
+TEMPLATE_HASH = "drivetrain.dev/template"
+"""An annotation of a worker: of which template it was made."""
 _MOST_UNITS = 4096
+# What a container of the master, and its pod, take over from those of a worker.
+_TAKEN = ("image", "imagePullPolicy", "securityContext")
+_POD_TAKEN = (
+    *("imagePullSecrets", "serviceAccountName", "automountServiceAccountToken"),
+    *("securityContext", "priorityClassName", "tolerations"),
+)
+# A master of some hundred agents; one of thousands needs a template of its own.
+_REQUESTS = {"cpu": "250m", "memory": "512Mi"}
+_LIMITS = {"cpu": "2", "memory": "2Gi"}
 _GROUP = "scheduling.k8s.io/group-name"
 _Item = dict[str, Any]
 
@@ -76,39 +93,64 @@ def master_service(job: Mapping[str, Any], address: str = "") -> _Item:
 
 
 def master_pod(job: Mapping[str, Any], spec: JobSpec) -> _Item:
-    """Returns the pod of the master, on a node that is not taken away.
+    """Returns the pod of the master; on nodes that stay, if the job says which do.
+
+    Without a template of its own it has the image and the rights of a worker, and nothing
+    else of it.
 
     Args:
         job: The job.
         spec: What it says.
     """
-    given = bool(spec.master_template)
-    pod = _pod(
-        job,
-        master_name(job),
-        spec.master_template if given else spec.template,
-        labels_of(job, "master"),
-    )
+    template = spec.master_template or _template_of_master(spec.template["spec"])
+    pod = _pod(job, master_name(job), template, labels_of(job, "master"))
     pod["spec"]["restartPolicy"] = "Always"
     container = pod["spec"]["containers"][0]
-    if not given:
-        container["name"] = "master"
-        container["command"] = ["python", "-m", "drivetrain_cloud.kubernetes.master"]
-        for field in ("args", "resources", "readinessProbe", "livenessProbe"):
-            container.pop(field, None)
     container["readinessProbe"] = {
         "tcpSocket": {"port": MASTER_PORT},
         "periodSeconds": 1,
     }
+    ports = container.setdefault("ports", [])
+    if all(one.get("containerPort") != MASTER_PORT for one in ports):
+        ports.append({"name": "grpc", "containerPort": MASTER_PORT})
+    journal = spec.journal
+    if not journal:
+        journal = f"{JOURNAL_FOLDER}/journal.db"
+        pod["spec"].setdefault("volumes", []).append(
+            {"name": "journal", "emptyDir": {}}
+        )
+        mount = {"name": "journal", "mountPath": JOURNAL_FOLDER}
+        container.setdefault("volumeMounts", []).append(mount)
     _put_env(
         container,
         _field("DRIVETRAIN_POD_IP", "status.podIP"),
-        _field("DRIVETRAIN_POD_UID", "metadata.uid"),
         *(_secret(job, name, key) for name, key in _MASTER_SECRETS),
-        {"name": "DRIVETRAIN_ELASTIC_JOURNAL", "value": spec.journal},
+        {"name": "DRIVETRAIN_ELASTIC_JOURNAL", "value": journal},
     )
     _select(pod, spec.on_demand_selector)
+    _leave_dead_nodes(pod)
     return pod
+
+
+def _template_of_master(worker: Mapping[str, Any]) -> _Item:
+    agent = worker["containers"][0]
+    resources = {"requests": _REQUESTS}
+    # A quota of limits refuses pods without any.
+    if (agent.get("resources") or {}).get("limits"):
+        resources["limits"] = _LIMITS
+    container = {key: agent[key] for key in _TAKEN if key in agent} | {
+        "name": "master",
+        "command": ["python", "-m", "drivetrain_cloud.kubernetes.master"],
+        "resources": resources,
+    }
+    taken = {key: worker[key] for key in _POD_TAKEN if key in worker}
+    return {"spec": {**taken, "containers": [container]}}
+
+
+def template_hash(job: Mapping[str, Any]) -> str:
+    """Returns what tells one template of workers from another one."""
+    text = json.dumps(job["spec"]["template"], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 _MASTER_SECRETS = (
@@ -136,6 +178,7 @@ def worker_pod(
         labels[MARKET_LABEL] = market.value
     pod = _pod(job, name, spec.template, labels)
     pod["spec"]["restartPolicy"] = "Never"
+    pod["metadata"].setdefault("annotations", {})[TEMPLATE_HASH] = template_hash(job)
     _put_agent_env(job, spec, pod, address)
     if spec.is_spot:
         is_cheap = market == Market.SPOT
@@ -176,7 +219,10 @@ def pod_group(job: Mapping[str, Any], spec: JobSpec) -> _Item:
         "apiVersion": "scheduling.volcano.sh/v1beta1",
         "kind": "PodGroup",
         "metadata": _metadata(job, job["metadata"]["name"], labels_of(job, "group")),
-        "spec": {"minMember": spec.spot.least},
+        "spec": {
+            "minMember": spec.spot.least,
+            "minResources": _resources_of(spec.template["spec"], spec.spot.least),
+        },
     }
     if spec.queue:
         item["spec"]["queue"] = spec.queue
@@ -214,7 +260,7 @@ def _put_agent_env(
     least = 1 if spec.is_decided else spec.spot.least
     _put_env(
         pod["spec"]["containers"][0],
-        {"name": "DRIVETRAIN_ELASTIC_MASTER", "value": f"{address}:{MASTER_PORT}"},
+        {"name": "DRIVETRAIN_ELASTIC_MASTER", "value": join_address(address)},
         {
             "name": "DRIVETRAIN_ELASTIC_NNODES",
             "value": f"{least}:{_MOST_UNITS * spec.spot.unit}",
@@ -224,6 +270,43 @@ def _put_agent_env(
         _secret(job, "DRIVETRAIN_ELASTIC_TOKEN", "token"),
         _secret(job, "DRIVETRAIN_ELASTIC_TLS_CA_PEM", "ca.crt"),
     )
+
+
+def join_address(host: str, port: int = MASTER_PORT) -> str:
+    """Returns the address of a host, and a port of it.
+
+    Example:
+        >>> join_address("10.0.0.1"), join_address("fd00::1")
+        ('10.0.0.1:29400', '[fd00::1]:29400')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _resources_of(pod: Mapping[str, Any], count: int) -> dict[str, str]:
+    """Returns what so many pods ask for."""
+    amounts = {name: count * one for name, one in requests_of(pod).items()}
+    return {
+        name: str(int(one)) if one == int(one) else f"{round(one * 1000)}m"
+        for name, one in amounts.items()
+    }
+
+
+def requests_of(pod: Mapping[str, Any]) -> dict[str, float]:
+    """Returns what the containers of a pod ask for, in CPUs, bytes and pieces.
+
+    Args:
+        pod: Its spec.
+
+    Raises:
+        ProgramError: An amount is no quantity.
+    """
+    total: dict[str, float] = defaultdict(float)
+    for one in pod.get("containers") or ():
+        resources = one.get("resources") or {}
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        for what, amount in asked.items():
+            total[what] += read_quantity(amount)
+    return dict(total)
 
 
 def _put_env(container: _Item, *variables: _Item) -> None:

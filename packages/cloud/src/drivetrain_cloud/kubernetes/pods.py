@@ -13,6 +13,10 @@ NUMBER_LABEL = "drivetrain.dev/number"
 MARKET_LABEL = "drivetrain.dev/market"
 LEAVING = "drivetrain.dev/leaving"
 """An annotation: the worker was asked to leave, and why."""
+LEAVE_BY = "drivetrain.dev/leave-by"
+"""An annotation: when the pod of a worker that leaves is deleted at the latest."""
+TOLD_BY = "drivetrain.dev/told-by"
+"""An annotation: UID of the pod of the master that has told the worker to leave."""
 
 # Anybody may write a label: names of pods made after it must not become too long.
 _MOST_DIGITS = 9
@@ -80,16 +84,46 @@ def is_terminating(pod: Mapping[str, Any]) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
+def _agent(pod: Mapping[str, Any]) -> _Item:
+    """Returns the status of the first container, empty while there is none."""
+    containers: Any = (pod.get("spec") or {}).get("containers") or ({},)
+    statuses = (pod.get("status") or {}).get("containerStatuses") or ()
+    name = containers[0].get("name")
+    return next((one for one in statuses if one.get("name") == name), {})
+
+
+def has_gone(pod: Mapping[str, Any]) -> bool:
+    """Whether all of its processes have ended."""
+    return phase_of(pod) in {"Succeeded", "Failed"}
+
+
 def has_ended(pod: Mapping[str, Any], phase: str = "") -> bool:
-    """Whether its processes have ended, in a phase if one is given."""
+    """Whether its first container has ended for good, in a phase if one is given.
+
+    Containers beside it, which send logs or carry calls, may run on.
+
+    Example:
+        >>> ended = {"name": "a", "state": {"terminated": {"exitCode": 1}}}
+        >>> pod = {"spec": {"restartPolicy": "Never", "containers": [{"name": "a"}]},
+        ...        "status": {"phase": "Running", "containerStatuses": [ended]}}
+        >>> has_ended(pod), has_ended(pod, "Failed"), has_ended(pod, "Succeeded")
+        (True, True, False)
+    """
+    end = (_agent(pod).get("state") or {}).get("terminated")
     found = phase_of(pod)
+    if end is not None:
+        is_well = end.get("exitCode") == 0
+        policy = (pod.get("spec") or {}).get("restartPolicy", "Always")
+        if has_gone(pod) or policy == "Never" or (policy == "OnFailure" and is_well):
+            found = "Succeeded" if is_well else "Failed"
     return found == phase if phase else found in {"Succeeded", "Failed"}
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    """Whether it runs, and says that it is ready."""
+    """Whether its first container runs, and says that it is ready."""
     runs = phase_of(pod) == "Running" and not is_terminating(pod)
-    return runs and has_condition(pod, "Ready")
+    ready = _agent(pod).get("ready")
+    return runs and (has_condition(pod, "Ready") if ready is None else bool(ready))
 
 
 def is_disrupted(pod: Mapping[str, Any]) -> bool:
@@ -124,9 +158,40 @@ def is_leaving(pod: Mapping[str, Any]) -> bool:
 
 
 def is_pending_unscheduled(pod: Mapping[str, Any]) -> bool:
-    """Whether no node was found for it."""
+    """Whether no node was found for it; for one that waits at a gate none is looked for."""
     waits = phase_of(pod) == "Pending" and not is_terminating(pod)
-    return waits and has_condition(pod, "PodScheduled", "False")
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return waits and any(
+        one["type"] == "PodScheduled" and one.get("reason") == "Unschedulable"
+        for one in conditions
+        if one["status"] == "False"
+    )
+
+
+def why_it_waits(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns why a pod does not begin, in a word and in a sentence; empty for no reason.
+
+    Example:
+        >>> waiting = {"reason": "ImagePullBackOff", "message": "no such image"}
+        >>> why_it_waits({"status": {"containerStatuses": [{"state": {"waiting": waiting}}]}})
+        ('ImagePullBackOff', 'no such image')
+    """
+    status = pod.get("status") or {}
+    rows = [
+        (one.get("state") or {}).get("waiting") or {}
+        for field in ("initContainerStatuses", "containerStatuses")
+        for one in status.get(field) or ()
+    ]
+    rows += [
+        one
+        for one in status.get("conditions") or ()
+        if one["type"] == "PodScheduled" and one["status"] == "False"
+    ]
+    usual = {"", "ContainerCreating", "PodInitializing"}
+    for one in rows:
+        if (reason := str(one.get("reason") or "")) not in usual:
+            return reason, str(one.get("message") or "")
+    return "", ""
 
 
 def exit_words(pod: Mapping[str, Any]) -> str:
@@ -138,7 +203,7 @@ def exit_words(pod: Mapping[str, Any]) -> str:
         'OOMKilled (exit code 137)'
     """
     status = pod.get("status") or {}
-    for one in status.get("containerStatuses") or ():
+    for one in (_agent(pod), *(status.get("containerStatuses") or ())):
         end = (one.get("state") or {}).get("terminated")
         if end:
             return f"{end.get('reason', 'Error')} (exit code {end.get('exitCode')})"

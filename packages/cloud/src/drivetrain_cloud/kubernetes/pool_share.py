@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_cloud.kubernetes.job_status import is_finished
+from drivetrain_cloud.kubernetes.pod_templates import requests_of
 from drivetrain_cloud.kubernetes.pods import (
     has_ended,
     is_leaving,
@@ -33,11 +34,13 @@ class Share(NamedTuple):
     Attributes:
         offered: Workers that idle nodes have room for.
         wanted: Pods of jobs of higher priority, for which it shall give as many up.
+        is_held: Whether pods of jobs of higher priority find no node.
         num_present: How many workers of the job there were when this was found.
     """
 
     offered: int = 0
     wanted: int = 0
+    is_held: bool = False
     num_present: int = 0
 
     def after(self, num_present: int) -> Share:
@@ -56,6 +59,7 @@ class Share(NamedTuple):
         return Share(
             offered=max(0, self.offered - max(0, made)),
             wanted=max(0, self.wanted - max(0, -made)),
+            is_held=self.is_held,
             num_present=num_present,
         )
 
@@ -123,9 +127,10 @@ def _yields(
         wanted = sum(count for other, count in left.items() if other > priority)
         spare = here - _least(job)
         gives = min(wanted, max(0, spare))
+        if any(other > priority and count for other, count in waiting.items()):
+            shares[key] = Share(wanted=max(0, gives), is_held=True)
         if gives <= 0:
             continue
-        shares[key] = Share(wanted=gives)
         for other in sorted(left, reverse=True):
             taken = min(left[other], gives) if other > priority else 0
             left[other] -= taken
@@ -179,7 +184,7 @@ def _free(
     for pod in pods:
         name = pod["spec"].get("nodeName")
         if name and not has_ended(pod):
-            for what, amount in _requests(pod["spec"]).items():
+            for what, amount in requests_of(pod["spec"]).items():
                 used[name][what] += amount
             used[name]["pods"] += 1
     found = []
@@ -217,7 +222,7 @@ def count_idle(
     template = job["spec"]["template"]["spec"]
     try:
         check_template(job["spec"]["template"], "spec.template")
-        needs = {**_requests(template), "pods": 1.0}
+        needs = {**requests_of(template), "pods": 1.0}
     except (ProgramError, TypeError):
         # Such a pod is refused, and it is said why.
         return 0
@@ -235,13 +240,3 @@ def count_idle(
                 room[what] -= amount
             count += 1
     return count
-
-
-def _requests(spec: _Item) -> dict[str, float]:
-    total: dict[str, float] = defaultdict(float)
-    for one in spec.get("containers") or ():
-        resources = one.get("resources") or {}
-        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-        for what, amount in asked.items():
-            total[what] += read_quantity(amount)
-    return dict(total)

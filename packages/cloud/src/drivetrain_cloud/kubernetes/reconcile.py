@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_cloud.kubernetes.job_end import clean_up, end_of
+from drivetrain_cloud.kubernetes.job_end import clean_up, end_of, end_of_wait
 from drivetrain_cloud.kubernetes.job_spec import Gang, parse_job
 from drivetrain_cloud.kubernetes.job_status import (
     Verdict,
@@ -20,7 +20,6 @@ from drivetrain_cloud.kubernetes.observed import Memory, Plan, Seen
 from drivetrain_cloud.kubernetes.operator_actions import (
     CreateObject,
     EnsureSecret,
-    LetLeave,
     SaveState,
     SetStatus,
     StopTraining,
@@ -29,16 +28,19 @@ from drivetrain_cloud.kubernetes.operator_actions import (
 )
 from drivetrain_cloud.kubernetes.plain_workers import (
     delete_pod,
+    is_on_dead_node,
     plan_workers,
     those_of_role,
 )
 from drivetrain_cloud.kubernetes.pod_templates import (
+    TEMPLATE_HASH,
     master_name,
     master_pod,
     master_service,
     owner_of,
     pod_group,
     refers_to_secret,
+    template_hash,
 )
 from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
@@ -102,7 +104,7 @@ def reconcile(observed: Observed, now_s: float) -> Plan:
         left = clean_up(observed, spec, now_s)
         return Plan(
             actions=(*actions, *left.actions),
-            memory=replace(memory, ended_s=left.ended_s),
+            memory=memory,
             look_again_s=left.look_again_s,
         )
     actions += _adopt(observed)
@@ -113,10 +115,12 @@ def reconcile(observed: Observed, now_s: float) -> Plan:
     if spec.is_suspended or _waits_for_somebody(job):
         verdict = _suspended(job, spec)
         return _suspend(observed, spec, verdict, actions, now_s)
+    if changed := _new_template(observed):
+        return _suspend(observed, spec, changed, actions, now_s)
     actions += _base(observed, spec)
     if observed.service is None or not observed.service["spec"].get("clusterIP"):
         # Its address is part of all that comes next.
-        return _plan(actions, memory)
+        return _plan([*actions, *_told(observed, spec, Verdict())], memory)
     return _train(observed, spec, actions, now_s)
 
 
@@ -153,11 +157,12 @@ def _train(
     memory = observed.memory
     failures, _, words = count_failures(observed)
     num_new = failures - status_of(observed.job).get("failures", 0)
+    # Somebody who fails again and again is not replaced at once for ever.
+    stamp = status_of(observed.job).get("lastFailureTime")
+    failed_s = now_s if num_new > 0 else observed.in_s(stamp, now_s)
+    if failed_s is not None:
+        observed = replace(observed, hold_until_s=failed_s + hold_s(failures))
     if num_new > 0:
-        # Somebody who fails again and again is not replaced at once for ever.
-        wait_s = hold_s(failures)
-        memory = replace(memory, hold_until_s=now_s + wait_s)
-        observed = replace(observed, memory=memory)
         note = f"{num_new} workers have failed: {words}"
         actions.append(TellEvent(reason="WorkerFailed", note=note, is_warning=True))
     actions += _remove_ended(observed)
@@ -182,12 +187,19 @@ def _train(
     else:
         plain = plan_workers(observed, spec, now_s)
         actions += plain.actions
-        look_again_s = plain.look_again_s
-    asked = {one.pod for one in actions if isinstance(one, LetLeave)}
-    asked |= memory.asked & memory.workers.keys()
-    memory = replace(memory, asked=frozenset(asked))
+        verdict, due_s = end_of_wait(observed, spec, now_s)
+        look_again_s = min(plain.look_again_s, due_s)
+    if verdict.phase:
+        said = {"reason": verdict.reason, "note": verdict.message}
+        actions.append(TellEvent(**said, is_warning=True))
     roles = plan_roles(observed, spec, now_s)
     actions += roles.actions
+    if spec.gang == Gang.VOLCANO and any(
+        isinstance(one, CreateObject) and one.kind == "Pod" for one in actions
+    ):
+        # Its scheduler waits for it: one that somebody has deleted is made again.
+        group = pod_group(observed.job, spec)
+        actions.insert(0, CreateObject(kind="PodGroup", item=group, is_kept=True))
     memory = replace(memory, role_ends=roles.ends)
     look_again_s = min(look_again_s, roles.look_again_s)
     actions += _told(observed, spec, verdict)
@@ -303,8 +315,6 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
         return [
             CreateObject(kind="Service", item=master_service(job, observed.address))
         ]
-    if spec.gang == Gang.VOLCANO and not observed.has_group:
-        actions.append(CreateObject(kind="PodGroup", item=pod_group(job, spec)))
     if not observed.has_secret:
         address = observed.service["spec"].get("clusterIP") or ""
         actions.append(
@@ -317,6 +327,11 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
         for pod in ours
         if has_ended(pod) and not is_terminating(pod)
     ]
+    for pod in ours:
+        # Where nobody is left to end it, it would stay for as long as its node is known.
+        if is_terminating(pod) and is_on_dead_node(observed, pod):
+            gone = delete_pod(pod, "the master's node does not answer")
+            actions.append(replace(gone, is_forced=True))
     nobodys = [pod for pod in masters if controller_of(pod) is None]
     if not ours and not nobodys:
         actions.append(CreateObject(kind="Pod", item=master_pod(job, spec)))
@@ -345,6 +360,22 @@ def _waits_for_somebody(job: _Item) -> bool:
         one["type"] == "Suspended" and one.get("reason") == "MaxWaitExceeded"
         for one in status.get("conditions") or ()
     )
+
+
+def _new_template(observed: Observed) -> Verdict | None:
+    """Returns that all workers are made anew: one training is of one program."""
+    wanted = template_hash(observed.job)
+    old = [
+        pod["metadata"]["name"]
+        for pod in those_of_role(observed, "worker")
+        if (pod["metadata"].get("annotations") or {}).get(TEMPLATE_HASH, wanted)
+        != wanted
+        and not is_on_dead_node(observed, pod)
+    ]
+    if not old:
+        return None
+    message = f"spec.template has changed: {len(old)} workers are of the one before"
+    return Verdict(phase="Suspended", reason="TemplateChanged", message=message)
 
 
 def _suspended(job: _Item, spec: JobSpec) -> Verdict:

@@ -21,8 +21,11 @@ from drivetrain_cloud.kubernetes.plain_workers import (
     end_leavers,
     end_pending,
     has_end,
+    make_workers,
     next_number,
+    offered_now,
     those_of_role,
+    withdraw,
 )
 from drivetrain_cloud.kubernetes.pod_templates import worker_pod
 from drivetrain_cloud.kubernetes.pods import (
@@ -84,8 +87,8 @@ class SpotPlan:
 def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPlan:
     """Decides what becomes of the workers, by the decisions of `drivetrain_cloud.spot`.
 
-    While the master of a job that trains does not answer, nothing is decided: training
-    goes on without it.
+    While the master of a job that trains does not answer, workers that are gone are
+    replaced, and nothing else is decided: training goes on without it.
 
     Args:
         observed: The job and what belongs to it.
@@ -104,7 +107,13 @@ def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPl
         return plan
     if view is None:
         if not _has_never_trained(observed):
-            plan.look_again_s = now_s + 1.0
+            plan.actions, look_again_s = end_leavers(observed, spec, now_s)
+            plan.look_again_s = min(look_again_s, now_s + 1.0)
+            here = [p for p in workers if not has_ended(p) and not is_terminating(p)]
+            missing = spec.replicas - len(here)
+            is_free = not observed.wanted_by_others and not observed.is_held
+            if missing > 0 and is_free and now_s >= observed.hold_until_s:
+                plan.actions += make_workers(observed, spec, missing)
             return plan
         view = JobView()
     elif observed.memory.admitted is None:
@@ -116,7 +125,7 @@ def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPl
         phase=plan.memory.phase,
         phase_since_s=plan.memory.phase_since_s,
         changed_s=plan.memory.changed_s,
-        offered=0 if observed.wanted_by_others else observed.offered,
+        offered=0 if observed.is_held else offered_now(observed),
         is_saving=plan.memory.order_s is not None,
         saved_s=plan.memory.saved_s,
         step_s=view.step_s or plan.memory.step_s,
@@ -127,6 +136,9 @@ def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPl
         config = _yielding(observed, config, nodes)
     decision = decide(now_s, capacity, config)
     plan.actions, plan.look_again_s = end_leavers(observed, spec, now_s)
+    withdrawn, due_s = withdraw(observed, spec, now_s)
+    plan.actions += withdrawn
+    plan.look_again_s = min(plan.look_again_s, due_s)
     deleted = {getattr(one, "name", "") for one in plan.actions}
     plan.look_again_s = min(plan.look_again_s, decision.look_again_s)
     for action in decision.actions:
@@ -283,8 +295,8 @@ def _translate(
     pods = {pod["metadata"]["name"]: pod for pod in observed.pods}
     match action:
         case actions.Request():
-            if now_s < plan.memory.hold_until_s:
-                plan.look_again_s = min(plan.look_again_s, plan.memory.hold_until_s)
+            if now_s < observed.hold_until_s:
+                plan.look_again_s = min(plan.look_again_s, observed.hold_until_s)
                 return
             _request(plan, action, observed, spec)
         case actions.Cancel() | actions.Release():
@@ -292,7 +304,8 @@ def _translate(
                 plan.actions.append(delete_pod(pods[action.node], action.reason))
         case actions.Leave():
             if action.node not in deleted:
-                plan.actions += ask_to_leave(observed, pods[action.node], action.reason)
+                pod = pods[action.node]
+                plan.actions += ask_to_leave(observed, spec, pod, action.reason)
                 plan.put(changed_s=now_s)
         case actions.Save():
             plan.put(

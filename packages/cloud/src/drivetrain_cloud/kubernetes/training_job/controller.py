@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.api_client import ApiError
+from drivetrain_cloud.kubernetes.carry_out import is_for_good
 from drivetrain_cloud.kubernetes.control_loop import ControlLoop
 from drivetrain_cloud.kubernetes.informer import Informer
 from drivetrain_cloud.kubernetes.job_status import is_like
@@ -14,7 +16,11 @@ from drivetrain_cloud.kubernetes.training_job.look_after import (
     TrainingObserved,
     look_after,
 )
-from drivetrain_cloud.kubernetes.training_job.scaling import current_scaler, end_scaler
+from drivetrain_cloud.kubernetes.training_job.scaling import (
+    current_scaler,
+    end_scaler,
+    is_scaled,
+)
 from drivetrain_cloud.kubernetes.training_job.translate import TRAINING_JOB_LABEL
 
 if TYPE_CHECKING:
@@ -96,9 +102,23 @@ class TrainingJobController(ControlLoop):
             scalers=tuple(scalers),
             now=self._client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+        refused = None
         for subject, action in look_after(observed):
-            await self._carrier.carry_out(subject, [action], None)
-        return math.inf
+            if refused is not None and not isinstance(action, SetStatus):
+                continue
+            try:
+                await self._carrier.carry_out(subject, [action], None)
+            except ApiError as error:
+                if not is_for_good(error):
+                    raise
+                refused = refused or error
+        if refused is not None:
+            raise refused
+        # What has a limit is looked at again, whatever happens meanwhile.
+        limited = any(
+            one["spec"].get("timeout") and not is_scaled(one) for one in scalers
+        )
+        return time.monotonic() + 1.0 if limited else math.inf
 
     async def _find(self, key: _Key, scalers: list[_Item]) -> _Item | None:
         """Returns a job that is not known here; ends what scales one that is not there.

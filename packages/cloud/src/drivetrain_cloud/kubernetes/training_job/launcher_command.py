@@ -17,6 +17,8 @@ _PYTHON = re.compile(r"(\S*/)?python[0-9.]*")
 _SETTING = re.compile(r"[A-Za-z_]\w*=")
 # What the shell would put something else for, or do more than one thing by.
 _EXPANDED = re.compile(r"[$`*?]")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+_PRODUCT = re.compile(r"\$\(\(\s*(\d+)\s*([-+*])\s*(\d+)\s*\)\)")
 _NUMBERS = {
     "-np": "num_processes",
     "--num-proc": "num_processes",
@@ -96,7 +98,7 @@ def parse_launcher_command(container: Mapping[str, Any]) -> LauncherCommand | No
                 f"a shell is given {words[1]!r} where -c and one command may stand"
             )
             raise _not_known(message)
-        words = _words(words[2])
+        words = _words(words[2], container)
         if words and words[0] == "exec":
             del words[0]
         while words and _SETTING.match(words[0]):
@@ -118,9 +120,28 @@ def _not_known(why: str) -> ProgramError:
     return ProgramError(message)
 
 
-def _words(line: str) -> list[str]:
+def _filled(line: str, container: Mapping[str, Any]) -> str:
+    """Puts in what a shell would: variables that the container sets, and sums of two."""
+    known = {one["name"]: one.get("value") for one in container.get("env") or ()}
+
+    def value(found: re.Match[str]) -> str:
+        # What comes from elsewhere is not known here.
+        return str(known.get(found[1] or found[2]) or found[0])
+
+    def reckon(found: re.Match[str]) -> str:
+        one, other = int(found[1]), int(found[3])
+        return str({"+": one + other, "-": one - other, "*": one * other}[found[2]])
+
+    return _PRODUCT.sub(reckon, _VARIABLE.sub(value, line))
+
+
+def _words(line: str, container: Mapping[str, Any]) -> list[str]:
     """Returns the words of a line that a shell takes for one command."""
-    line = line.replace("\\\n", " ").strip()
+    line = _filled(line.replace("\\\n", " ").strip(), container)
+    # Clients break one command into lines: each but the first goes on with it.
+    first, *others = line.splitlines() or [""]
+    if all(one.lstrip().startswith(("-", "python")) for one in others):
+        line = " ".join([first, *others])
     if found := _EXPANDED.search(line):
         why = f"{found[0]!r} is for a shell, and none reads it"
         raise _not_known(why)

@@ -139,7 +139,7 @@ def _scale(
     steps: list[ForTraining] = []
     change: Change | None = None
     if scaler is not None:
-        change = next_change(scaler, job, elastic, workers, before)
+        change = next_change(scaler, job, elastic, workers, before, observed.now)
         status = change.status
         if not change.is_over:
             steps += _set_status(scaler, status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from drivetrain_cloud.kubernetes.pods import (
@@ -85,6 +86,7 @@ def next_change(
     elastic: Mapping[str, Any],
     workers: Sequence[_Item],
     hosts: Iterable[str],
+    now: str = "",
 ) -> Change:
     """Decides what comes next for a ScaleIn or a ScaleOut.
 
@@ -94,11 +96,31 @@ def next_change(
         elastic: Its ElasticJob.
         workers: The pods of its workers.
         hosts: Those that the host file names.
+        now: The server's time.
     """
     here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
     if scaler["kind"] == "ScaleIn":
         return _scale_in(scaler, elastic, workers, here)
-    return _scale_out(scaler, job, elastic, here, set(hosts))
+    change = _scale_out(scaler, job, elastic, here, set(hosts))
+    limit_s = scaler["spec"].get("timeout")
+    since_s = _seconds_scaling(scaler, now)
+    if change.is_over or not limit_s or since_s is None or since_s < limit_s:
+        return change
+    added = change.status.get("addPods") or ()
+    message = f"its workers were not ready within {limit_s} s: they are deleted"
+    left = max(1, elastic["spec"]["replicas"] - scaler["spec"]["toAdd"]["count"])
+    ended = end_scaler(scaler, "TimeOut", message)
+    return ended._replace(replicas=left, leave=tuple(added))
+
+
+def _seconds_scaling(scaler: Mapping[str, Any], now: str) -> float | None:
+    """Returns for how long one scales already; None if it does not."""
+    for one in (scaler.get("status") or {}).get("conditions") or ():
+        if one["type"] == "Scaling" and one["status"] == "True" and now:
+            since = one.get("lastTransitionTime") or now
+            dates = map(dt.datetime.fromisoformat, (now, since))
+            return (next(dates) - next(dates)).total_seconds()
+    return None
 
 
 def end_scaler(scaler: _Item, reason: str, message: str) -> Change:

@@ -29,6 +29,10 @@ WORKERS_ANNOTATION = "drivetrain.dev/training-job-workers"
 """Of an ElasticJob: the replicas that the TrainingJob named then."""
 SUSPENDED_ANNOTATION = "job-supervisor.kube-ai.io/job-suspended"
 """Of a TrainingJob: whether it gives its pods back."""
+SPOT_ANNOTATION = "job-supervisor.kube-ai.io/spot-instance"
+"""Of a TrainingJob: whether its workers run on spot nodes."""
+WAIT_ANNOTATION = "job-supervisor.kube-ai.io/max-wait-time"
+"""Of a TrainingJob: how long it waits for workers, in seconds, before it fails."""
 
 _Item = dict[str, Any]
 
@@ -87,6 +91,8 @@ def translate(
             "backoffLimit": 0 if spec.get("restartPolicy") == "Never" else limit,
         },
     }
+    if spot := _spot(annotations):
+        made["spot"] = spot
     if launcher is not None:
         made["master"] = {"template": _master(launcher["template"], job, command)}
     text = json.dumps(made, sort_keys=True)
@@ -114,6 +120,18 @@ def translate(
         },
         "spec": made,
     }
+
+
+def _spot(annotations: Mapping[str, str]) -> _Item:
+    spot: _Item = {}
+    if annotations.get(SPOT_ANNOTATION) == "true":
+        spot["enabled"] = True
+    if wait := annotations.get(WAIT_ANNOTATION):
+        if not wait.isdecimal():
+            message = f"the annotation {WAIT_ANNOTATION} must be seconds, got {wait!r}"
+            raise ProgramError(message)
+        spot["maxWaitSeconds"] = int(wait)
+    return spot
 
 
 def spec_change(elastic: Mapping[str, Any], wanted: Mapping[str, Any]) -> _Item | None:
