@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 import pytest
 from double_samples import pod
-from drivetrain_cluster_double import (
-    environment,
-    garbage,
-    removal,
-    scheduling,
-    selectors,
-)
+from drivetrain_cluster_double import api, environment, scheduler, selectors
+from drivetrain_cluster_double.api import DeleteOptions
 from drivetrain_cluster_double.authorize import allows
 from drivetrain_cluster_double.errors import StatusError
 from drivetrain_cluster_double.faults import Fault, Faults
-from drivetrain_cluster_double.removal import DeleteOptions
 from drivetrain_cluster_double.routes import Call, read_call
-from drivetrain_cluster_double.scheduling import Load, Place
-from drivetrain_cluster_double.store import Key
+from drivetrain_cluster_double.scheduler import Place
+from drivetrain_cluster_double.selectors import Selector
 
 from drivetrain_cloud.kubernetes.quantities import read_quantity
 from drivetrain_core import ProgramError
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -45,10 +35,12 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 )
 def test_selector_of_labels(text, labels, holds):
     item = {"metadata": {"labels": labels}}
-    assert selectors.parse_labels(text).matches(item) == holds
+    assert Selector(selectors.parse_labels(text)).matches(item) == holds
 
 
-@pytest.mark.parametrize("text", ["a=b=c", "a in x", "=b", "a,,b", "a in (x"])
+@pytest.mark.parametrize(
+    "text", ["a=b=c", "a in x", "=b", "a,,b", "a in (x", "a=" + 64 * "x"]
+)
 def test_selector_that_cannot_be_read_is_refused(text):
     with pytest.raises(StatusError) as error:
         selectors.parse_labels(text)
@@ -57,7 +49,7 @@ def test_selector_that_cannot_be_read_is_refused(text):
 
 def test_selector_of_fields_refuses_what_cannot_be_selected():
     allowed = frozenset({"spec.nodeName"})
-    found = selectors.parse_fields("spec.nodeName!=a", allowed)
+    found = Selector(fields=selectors.parse_fields("spec.nodeName!=a", allowed))
     assert found.matches({"metadata": {}, "spec": {}})
     with pytest.raises(StatusError, match=r"field label not supported: spec\.other"):
         selectors.parse_fields("spec.other=a", allowed)
@@ -68,12 +60,6 @@ def test_selector_of_fields_refuses_what_cannot_be_selected():
     [
         ("GET", "/api/v1/pods", {}, Call("list", "", "v1", "pods")),
         ("GET", "/api/v1/pods", {"watch": "1"}, Call("watch", "", "v1", "pods")),
-        (
-            "GET",
-            "/api/v1/watch/namespaces/a/pods",
-            {},
-            Call("watch", "", "v1", "pods", "a"),
-        ),
         (
             "GET",
             "/api/v1/namespaces/a",
@@ -108,46 +94,6 @@ def test_path_means_a_call(method, path, query, found):
     assert read_call(method, path, query) == found
 
 
-def owned(*uids, **metadata):
-    references = [{"uid": uid, "blockOwnerDeletion": True} for uid in uids]
-    return {"metadata": {"ownerReferences": references, **metadata}}
-
-
-THERE = {"metadata": {}}
-WAITING = {"metadata": {"deletionTimestamp": "t", "finalizers": [removal.FOREGROUND]}}
-
-
-@pytest.mark.parametrize(
-    ("item", "owners", "has_dependents", "fate"),
-    [
-        (owned("1"), {"1": THERE}, False, ("", set())),
-        (owned("1"), {"1": None}, False, ("Background", set())),
-        (owned("1", "2"), {"1": None, "2": THERE}, False, ("", {"1"})),
-        (owned("1", "2"), {"1": WAITING, "2": THERE}, False, ("", {"1"})),
-        (owned("1"), {"1": WAITING}, False, ("Background", set())),
-        (owned("1"), {"1": WAITING}, True, ("Foreground", set())),
-        (owned("1", deletionTimestamp="t"), {"1": None}, False, ("", set())),
-        (
-            owned("1", finalizers=[removal.ORPHAN]),
-            {"1": None},
-            False,
-            ("Orphan", set()),
-        ),
-        (owned(), {}, False, ("", set())),
-    ],
-    ids=range(9),
-)
-def test_garbage_follows_its_owners(item, owners, has_dependents, fate):
-    found = garbage.decide(item, owners, has_dependents=has_dependents)
-    assert (found.propagation, set(found.lost_uids)) == fate
-
-
-def test_owner_waits_for_those_that_block_it():
-    assert not garbage.is_released("1", [owned("1")])
-    assert garbage.is_released("1", [owned("2")])
-    assert garbage.without_owners(owned("1"), ["1"]) == {"metadata": {}}
-
-
 def running_pod(**metadata):
     item = pod()
     item["metadata"] |= {"uid": "u", **metadata}
@@ -155,85 +101,72 @@ def running_pod(**metadata):
     return {**item, "status": {"phase": "Running"}}
 
 
-def test_deletion_of_a_running_pod_takes_its_time():
-    found = removal.remove(running_pod(), DeleteOptions(), NOW)
-    assert not found.is_gone
-    assert found.item["metadata"]["deletionTimestamp"] == "2026-01-01T00:00:07Z"
-    again = removal.remove(found.item, DeleteOptions(grace_s=60), NOW)
-    assert again.item == found.item
-    assert removal.remove(found.item, DeleteOptions(grace_s=0), NOW).is_gone
-
-
-@pytest.mark.parametrize("phase", ["Pending", "Succeeded", "Failed"])
-def test_deletion_of_a_pod_that_does_not_run_is_quick(phase):
+@pytest.mark.parametrize(
+    ("phase", "node", "asked", "grace_s"),
+    [
+        ("Running", "n", None, 7),
+        ("Running", "n", 60, 60),
+        ("Running", "n", 0, 0),
+        ("Pending", "", None, 0),
+        ("Succeeded", "n", None, 0),
+        ("Failed", "n", 60, 0),
+    ],
+)
+def test_deletion_of_a_pod_takes_its_time_while_it_runs(phase, node, asked, grace_s):
     item = {**running_pod(), "status": {"phase": phase}}
-    if phase == "Pending":
-        item["spec"] = {k: v for k, v in item["spec"].items() if k != "nodeName"}
-    assert removal.remove(item, DeleteOptions(), NOW).is_gone
+    item["spec"]["nodeName"] = node
+    assert api.grace_of(item, DeleteOptions(grace_s=asked)) == grace_s
+    assert api.grace_of({"kind": "Widget"}, DeleteOptions(grace_s=60)) == 0
 
 
-def test_deletion_waits_for_finalizers_and_marks_what_becomes_of_others():
-    item = {"kind": "Widget", "metadata": {"finalizers": ["a/b"], "generation": 1}}
-    found = removal.remove(item, DeleteOptions(propagation="Foreground"), NOW)
-    metadata = found.item["metadata"]
-    assert (found.is_gone, metadata["generation"]) == (False, 2)
-    assert metadata["finalizers"] == ["a/b", removal.FOREGROUND]
-    other = removal.remove(found.item, DeleteOptions(propagation="Orphan"), NOW)
-    assert other.item["metadata"]["finalizers"] == ["a/b", removal.ORPHAN]
-    with pytest.raises(StatusError, match="propagationPolicy"):
-        DeleteOptions.read({"propagationPolicy": "Sideways"}, {})
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"propagationPolicy": "Sideways"}, 422),
+        ({"propagationPolicy": "Background", "orphanDependents": False}, 422),
+        ({"propagationPolicy": "Foreground"}, 501),
+        ({"orphanDependents": True}, 501),
+        ({"dryRun": ["All"]}, 501),
+        ({"gracePeriodSeconds": "soon"}, 400),
+    ],
+    ids=str,
+)
+def test_deletion_that_is_not_done_is_refused(options, code):
+    with pytest.raises(StatusError) as error:
+        DeleteOptions.read(options, {})
+    assert error.value.code == code
 
 
-def place(name="n", cpu=4.0, *loads, taints=(), **labels):
+def place(name="n", cpu=4.0, used=0.0, taints=(), **labels):
     node = {
         "metadata": {"name": name, "labels": labels},
         "spec": {"taints": list(taints)},
     }
-    used = {"cpu": sum(one.requests["cpu"] for one in loads), "pods": float(len(loads))}
-    return Place(node, {"cpu": cpu, "pods": 3.0}, used, {one.key: one for one in loads})
-
-
-def load(name, priority, cpu):
-    return Load(Key("default", name), priority, {"cpu": cpu, "pods": 1})
+    return Place(node, {"cpu": cpu, "pods": 3.0}, {"cpu": used})
 
 
 def test_pod_goes_where_there_is_room():
-    places = [place("a", 4.0, load("x", 0, 3.0)), place("b")]
-    assert scheduling.choose_node(pod(cpu="2"), places).node == "b"
-    found = scheduling.choose_node(pod(cpu="5"), places)
-    assert (found.node, found.victims) == ("", ())
-    assert found.reason == "0/2 nodes are available: 2 Insufficient cpu."
-    assert "there are none" in scheduling.choose_node(pod(), []).reason
+    places = [place("a", 4.0, 3.0), place("b")]
+    assert scheduler.choose_node(pod(cpu="2"), places)[0] == "b"
+    node, reason = scheduler.choose_node(pod(cpu="5"), places)
+    assert node == ""
+    assert reason == "0/2 nodes are available: 2 Insufficient cpu."
+    assert "there are none" in scheduler.choose_node(pod(), [])[1]
 
 
 def test_pod_goes_where_its_selector_and_its_tolerations_let_it():
     taint = {"key": "k", "value": "v", "effect": "NoSchedule"}
     places = [place("a", taints=[taint]), place("b", zone="z")]
-    choose = lambda **spec: scheduling.choose_node(pod(**spec), places)
-    assert choose().node == "b"
-    assert choose(nodeSelector={"zone": "y"}).node == ""
+    choose = lambda **spec: scheduler.choose_node(pod(**spec), places)
+    assert choose()[0] == "b"
+    assert choose(nodeSelector={"zone": "y"})[0] == ""
     tolerated = [{"key": "k", "operator": "Exists"}]
-    assert choose(tolerations=tolerated).node == "a"
+    assert choose(tolerations=tolerated)[0] == "a"
     other = [{"key": "k", "value": "w", "effect": "NoSchedule"}]
-    assert choose(tolerations=other).node == "b"
-    term = {"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["z"]}]}
-    required = {"nodeSelectorTerms": [term]}
-    affinity = {"requiredDuringSchedulingIgnoredDuringExecution": required}
-    found = choose(affinity={"nodeAffinity": affinity})
-    assert "1 node(s) had untolerated taint {k: v}" in found.reason
-    assert "1 node(s) didn't match" in found.reason
-
-
-def test_pods_of_a_lower_priority_give_way():
-    loads = [load("low", 1, 2.0), load("lower", 0, 1.0), load("high", 9, 1.0)]
-    places = [place("a", 4.0, *loads)]
-    find = lambda cpu, **spec: scheduling.choose_node(
-        pod(cpu=cpu, priority=5, **spec), places
-    )
-    assert [key.name for key in find("1").victims] == ["lower"]
-    assert [key.name for key in find("3").victims] == ["lower", "low"]
-    assert find("4").victims == ()
-    assert find("1", preemptionPolicy="Never").victims == ()
+    assert choose(tolerations=other)[0] == "b"
+    assert "2 node(s) didn't match" in choose(nodeSelector={"zone": "y"})[1]
+    tainted = scheduler.choose_node(pod(tolerations=other), places[:1])
+    assert tainted[1].endswith("1 node(s) had untolerated taint {k: v}.")
 
 
 def test_command_and_variables_of_a_pod():
@@ -249,17 +182,11 @@ def test_command_and_variables_of_a_pod():
         {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
         {"name": "EMPTY"},
     ]
-    container["envFrom"] = [{"prefix": "C_", "configMapRef": {"name": "c"}}]
-    data = {
-        ("Secret", "s"): {"kind": "Secret", "data": {"k": "dmFsdWU="}},
-        ("ConfigMap", "c"): {"kind": "ConfigMap", "data": {"x": "1"}},
-    }
-    find = lambda kind, name: data.get((kind, name))
-    launch = environment.plan_launch(item, {"SVC_SERVICE_PORT": "80"}, find)
+    data = {"s": {"kind": "Secret", "data": {"k": "dmFsdWU="}}}
+    launch = environment.plan_launch(item, {"SVC_SERVICE_PORT": "80"}, data.get)
     assert launch.command == ["sleep", "100", "127.10.0.1:80", "$(HOST)", "$(WHAT)"]
     assert launch.variables == {
         "SVC_SERVICE_PORT": "80",
-        "C_x": "1",
         "HOST": "127.10.0.1",
         "LABEL": "b",
         "URL": "tcp://127.10.0.1",
@@ -267,11 +194,14 @@ def test_command_and_variables_of_a_pod():
         "EMPTY": "",
     }
     data.clear()
-    with pytest.raises(environment.LaunchError, match='configmap "c" not found'):
-        environment.plan_launch(item, {}, find)
-    del container["command"], container["envFrom"], container["env"]
+    with pytest.raises(environment.LaunchError, match="couldn't find key k"):
+        environment.plan_launch(item, {}, data.get)
+    del container["command"], container["env"]
     with pytest.raises(environment.LaunchError, match="has no command"):
-        environment.plan_launch(item, {}, find)
+        environment.plan_launch(item, {}, data.get)
+    container["envFrom"] = [{"configMapRef": {"name": "c"}}]
+    with pytest.raises(environment.LaunchError, match="does not do envFrom"):
+        environment.plan_launch(item, {}, data.get)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import ssl
 
 import pytest
 from double_samples import (
@@ -13,15 +12,15 @@ from double_samples import (
     WIDGETS,
     RawClient,
     config,
-    definition,
     pod,
     widget,
 )
-from drivetrain_cluster_double import ClusterDouble
 
 pytestmark = pytest.mark.extra
 
-MERGE, JSON, APPLY = "merge-patch+json", "json-patch+json", "apply-patch+yaml"
+MERGE, JSON, STRATEGIC = (
+    f"{name}-patch+json" for name in ("merge", "json", "strategic-merge")
+)
 
 
 def test_object_gets_what_the_server_gives_it(client):
@@ -32,7 +31,6 @@ def test_object_gets_what_the_server_gives_it(client):
     assert (metadata["generation"], metadata["namespace"]) == (1, "default")
     assert item["spec"] == {"replicas": 1, "maxReplicas": 8, "mode": "Wait"}
     assert "status" not in item
-    assert metadata["managedFields"][0]["operation"] == "Update"
 
 
 def test_status_and_spec_are_changed_apart(client):
@@ -66,7 +64,9 @@ def test_update_of_an_old_version_conflicts(client):
     patch = {"metadata": {"resourceVersion": item["metadata"]["resourceVersion"]}}
     assert client.call("PATCH", f"{WIDGETS}/a", patch, MERGE)[0] == 409
     patch = {"metadata": {"uid": "other"}}
-    assert client.call("PATCH", f"{WIDGETS}/a", patch, MERGE)[0] == 409
+    assert client.call("PATCH", f"{WIDGETS}/a", patch, MERGE)[0] == 422
+    newer["metadata"]["uid"] = "other"
+    assert client.call("PUT", f"{WIDGETS}/a", newer)[0] == 409
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,6 @@ def test_update_of_an_old_version_conflicts(client):
     [
         ("GET", f"{WIDGETS}/none", None, 404, "NotFound"),
         ("GET", "/apis/none.io/v1/things", None, 404, "NotFound"),
-        ("GET", "/nothing", None, 404, "NotFound"),
         ("POST", WIDGETS, widget("a"), 409, "AlreadyExists"),
         ("POST", WIDGETS, widget("A_"), 422, "Invalid"),
         ("POST", WIDGETS, widget("b", replicas=-1), 422, "Invalid"),
@@ -85,7 +84,6 @@ def test_update_of_an_old_version_conflicts(client):
         ("POST", WIDGETS.replace("default", "none"), widget("b"), 404, "NotFound"),
         ("POST", f"/apis/{GROUP}/v1/widgets", widget("b"), 404, "NotFound"),
         ("POST", PODS, pod("b", containers=[]), 422, "Invalid"),
-        ("POST", PODS, pod("b", priorityClassName="none"), 403, "Forbidden"),
         ("POST", PODS, pod("b", serviceAccountName="none"), 403, "Forbidden"),
         ("GET", f"{PODS}?fieldSelector=spec.what=1", None, 400, "BadRequest"),
         ("GET", f"{PODS}?labelSelector=a=b=c", None, 400, "BadRequest"),
@@ -93,7 +91,6 @@ def test_update_of_an_old_version_conflicts(client):
         ("GET", f"{PODS}?continue=x", None, 400, "BadRequest"),
         ("GET", f"{PODS}?resourceVersion=999999", None, 504, "Timeout"),
         ("PUT", f"{WIDGETS}/b", widget("a"), 400, "BadRequest"),
-        ("POST", f"{WIDGETS}?dryRun=Some", widget("b"), 400, "BadRequest"),
         (
             "POST",
             f"{WIDGETS}?fieldValidation=Strict",
@@ -101,7 +98,6 @@ def test_update_of_an_old_version_conflicts(client):
             400,
             "BadRequest",
         ),
-        ("GET", f"{CONFIGS}/none/status", None, 404, "NotFound"),
     ],
 )
 def test_refusals_are_those_of_kubernetes(client, method, path, body, code, reason):
@@ -114,13 +110,9 @@ def test_refusals_are_those_of_kubernetes(client, method, path, body, code, reas
 def test_bodies_that_make_no_sense_are_refused(client):
     client.call("POST", WIDGETS, widget())
     client.call("POST", PODS, pod())
-    patches = [MERGE, "strategic-merge-patch+json", f"{APPLY}"]
     for junk in (None, 0, "x", [], [1], {"": ""}):
         calls = [("POST", path, {**pod(), "spec": junk}) for path in (PODS, WIDGETS)]
         calls += [("PUT", f"{PODS}/p", {**pod(), "metadata": junk})]
-        calls += [
-            ("POST", f"{PODS}/p/{part}", junk) for part in ("eviction", "binding")
-        ]
         calls += [("PUT", f"{WIDGETS}/a/scale", {"spec": junk}), ("POST", PODS, junk)]
         calls += [("DELETE", f"{PODS}/p", {"gracePeriodSeconds": junk or "x"})]
         found = [client.call(*call)[0] for call in calls]
@@ -130,7 +122,9 @@ def test_bodies_that_make_no_sense_are_refused(client):
             "metadata": {"labels": {"a": junk or 1}},
         }
         path = f"{PODS}/p?fieldManager=m"
-        found += [client.call("PATCH", path, labels, patch)[0] for patch in patches]
+        found += [
+            client.call("PATCH", path, labels, patch)[0] for patch in (MERGE, STRATEGIC)
+        ]
         patch = [{"op": "add", "path": junk, "value": 1}]
         found += [client.call("PATCH", path, patch, JSON)[0]]
         assert {status for status in found if not 400 <= status < 500} <= {200, 201}
@@ -164,7 +158,7 @@ def test_patches_of_each_kind(client):
     operations = [{"op": "add", "path": "/metadata/labels", "value": {"a": "b"}}]
     assert client.call("PATCH", f"{PODS}/p", operations, JSON)[1]["metadata"]["labels"]
     change = {"spec": {"containers": [{"name": "main", "image": "new"}]}}
-    _, item = client.call("PATCH", f"{PODS}/p", change, "strategic-merge-patch+json")
+    _, item = client.call("PATCH", f"{PODS}/p", change, STRATEGIC)
     assert item["spec"]["containers"][0]["image"] == "new"
     assert item["spec"]["containers"][0]["command"] == ["sleep", "100"]
     status, error = client.call(
@@ -172,39 +166,7 @@ def test_patches_of_each_kind(client):
     )
     assert (status, error["details"]["causes"][0]["field"]) == (422, "spec")
     client.call("POST", WIDGETS, widget())
-    strategic = "strategic-merge-patch+json"
-    assert client.call("PATCH", f"{WIDGETS}/a", {}, strategic)[0] == 415
-
-
-def test_apply_creates_conflicts_and_is_forced(client):
-    path = f"{WIDGETS}/a?fieldManager="
-    assert client.call("PATCH", f"{path}one", widget(replicas=1), APPLY)[0] == 201
-    assert client.call("PATCH", f"{path}one", widget(replicas=2), APPLY)[0] == 200
-    status, error = client.call("PATCH", f"{path}two", widget(replicas=3), APPLY)
-    assert (status, error["details"]["causes"][0]["field"]) == (409, ".spec.replicas")
-    _, item = client.call("PATCH", f"{path}two&force=true", widget(replicas=3), APPLY)
-    assert item["spec"]["replicas"] == 3
-    owners = {
-        one["manager"]: one["fieldsV1"] for one in item["metadata"]["managedFields"]
-    }
-    assert owners == {"two": {"f:spec": {"f:replicas": {}}}}
-    before = item["metadata"]["resourceVersion"]
-    _, item = client.call("PATCH", f"{path}two", widget(replicas=3), APPLY)
-    assert item["metadata"]["resourceVersion"] == before
-    assert client.call("PATCH", f"{WIDGETS}/a", widget(), APPLY)[0] == 400
-    status = {**widget(), "status": {"seen": "x"}}
-    del status["spec"]
-    _, item = client.call("PATCH", f"{WIDGETS}/a/status?fieldManager=s", status, APPLY)
-    assert (item["status"], item["spec"]["replicas"]) == ({"seen": "x"}, 3)
-
-
-def test_dry_run_changes_nothing(client, cluster):
-    assert client.call("POST", f"{WIDGETS}?dryRun=All", widget())[0] == 201
-    assert cluster.get("Widget", "a") is None
-    client.call("POST", WIDGETS, widget())
-    client.call("DELETE", f"{WIDGETS}/a?dryRun=All")
-    client.call("PATCH", f"{WIDGETS}/a?dryRun=All", {"spec": {"replicas": 5}}, MERGE)
-    assert cluster.get("Widget", "a")["spec"]["replicas"] == 1
+    assert client.call("PATCH", f"{WIDGETS}/a", {}, STRATEGIC)[0] == 415
 
 
 def test_name_is_generated(client):
@@ -255,27 +217,25 @@ def owned(name, owner, *, is_blocking=True):
     return item
 
 
-@pytest.mark.parametrize("policy", ["Background", "Foreground", "Orphan"])
-def test_owned_objects_follow_their_owner(client, cluster, policy):
+def test_owned_objects_follow_their_owner(client, cluster):
     _, owner = client.call("POST", WIDGETS, widget())
+    _, other = client.call("POST", WIDGETS, widget("b"))
     first = owned("first", owner)
     first["metadata"]["finalizers"] = ["test.dev/slow"]
     _, first = client.call("POST", CONFIGS, first)
     client.call("POST", CONFIGS, owned("second", first))
-    client.call("DELETE", f"{WIDGETS}/a", {"propagationPolicy": policy})
-    if policy == "Orphan":
-        cluster.wait_for(lambda: cluster.get("Widget", "a") is None)
-        assert "ownerReferences" not in cluster.get("ConfigMap", "first")["metadata"]
-        return
-    deleted = lambda: cluster.get("ConfigMap", "first")["metadata"].get(
-        "deletionTimestamp"
-    )
-    cluster.wait_for(deleted)
-    # In the foreground, the owner waits for those that it owns.
-    assert (cluster.get("Widget", "a") is None) == (policy == "Background")
+    both = owned("third", owner)
+    both["metadata"]["ownerReferences"] += owned("x", other)["metadata"][
+        "ownerReferences"
+    ]
+    client.call("POST", CONFIGS, both)
+    client.call("DELETE", f"{WIDGETS}/a", {"propagationPolicy": "Background"})
+    metadata = lambda name: cluster.get("ConfigMap", name)["metadata"]
+    cluster.wait_for(lambda: metadata("first").get("deletionTimestamp"))
+    assert cluster.get("Widget", "a") is None
+    cluster.wait_for(lambda: len(metadata("third")["ownerReferences"]) == 1)
     client.call("PATCH", f"{CONFIGS}/first", {"metadata": {"finalizers": None}}, MERGE)
-    cluster.wait_for(lambda: not cluster.list("ConfigMap", "default"))
-    cluster.wait_for(lambda: cluster.get("Widget", "a") is None)
+    cluster.wait_for(lambda: len(cluster.list("ConfigMap", "default")) == 1)
 
 
 def test_object_of_an_owner_that_never_was_is_collected(client, cluster):
@@ -301,96 +261,6 @@ def test_scale_is_a_part_of_its_own(client):
     assert (item["spec"]["replicas"], item["metadata"]["generation"]) == (4, 2)
 
 
-def test_eviction_asks_the_budgets(client, cluster):
-    cluster.add_node("n")
-    for name in ("p", "q"):
-        item = pod(name)
-        item["metadata"]["labels"] = {"app": "x"}
-        client.call("POST", PODS, item)
-    phase = lambda n: cluster.get("Pod", n)["status"]["phase"]
-    cluster.wait_for(lambda: phase("p") == phase("q") == "Running")
-    budget = {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": {"name": "b", "namespace": "default"},
-        "spec": {"minAvailable": "100%", "selector": {"matchLabels": {"app": "x"}}},
-    }
-    cluster.apply(budget)
-    eviction = {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": "p"},
-    }
-    status, error = client.call("POST", f"{PODS}/p/eviction", eviction)
-    assert (status, error["details"]["causes"][0]["reason"]) == (
-        429,
-        "DisruptionBudget",
-    )
-    cluster.delete("pdb", "b")
-    assert client.call("POST", f"{PODS}/p/eviction", eviction)[0] == 201
-    cluster.wait_for(lambda: cluster.get("Pod", "p") is None)
-    cluster.remove_node("n")
-
-
-def test_pod_is_bound_once(client, cluster):
-    client.call("POST", PODS, pod("p", schedulerName="mine"))
-    binding = {"apiVersion": "v1", "kind": "Binding", "target": {"name": "somewhere"}}
-    assert client.call("POST", f"{PODS}/p/binding", binding)[0] == 201
-    assert client.call("POST", f"{PODS}/p/binding", binding)[0] == 409
-    assert cluster.get("Pod", "p")["spec"]["nodeName"] == "somewhere"
-
-
-def test_namespace_takes_what_is_in_it_along(client, cluster):
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gone"}}
-    client.call("POST", "/api/v1/namespaces", namespace)
-    item = config("a")
-    item["metadata"]["finalizers"] = ["test.dev/slow"]
-    client.call("POST", "/api/v1/namespaces/gone/configmaps", item)
-    client.call("DELETE", "/api/v1/namespaces/gone")
-    assert cluster.get("Namespace", "gone")["status"]["phase"] == "Terminating"
-    path = "/api/v1/namespaces/gone/configmaps"
-    status, error = client.call("POST", path, config("b"))
-    assert (status, "being terminated" in error["message"]) == (403, True)
-    patch = {"metadata": {"finalizers": None}}
-    client.call("PATCH", f"{path}/a", patch, MERGE)
-    cluster.wait_for(lambda: cluster.get("Namespace", "gone") is None)
-
-
-def test_definition_takes_its_objects_along(client, cluster):
-    other = definition()
-    other["metadata"]["name"] = f"gadgets.{GROUP}"
-    other["spec"]["names"] = {
-        "plural": "gadgets",
-        "singular": "gadget",
-        "kind": "Gadget",
-    }
-    cluster.apply(other)
-    conditions = cluster.get("crd", f"gadgets.{GROUP}")["status"]["conditions"]
-    cluster.wait_for(
-        lambda: (
-            cluster.get("crd", f"gadgets.{GROUP}").get("status", {}).get("conditions")
-        )
-    )
-    path = WIDGETS.replace("widgets", "gadgets")
-    item = {**widget(), "kind": "Gadget"}
-    assert client.call("POST", path, item)[0] == 201
-    with client.watch(path) as events:
-        assert next(events)["type"] == "ADDED"
-        cluster.delete("crd", f"gadgets.{GROUP}")
-        assert next(events)["type"] == "DELETED"
-    cluster.wait_for(lambda: cluster.get("crd", f"gadgets.{GROUP}") is None)
-    assert client.call("GET", path)[0] == 404
-    assert {c["type"] for c in conditions} == {"NamesAccepted", "Established"}
-
-
-def test_collection_is_deleted_by_selector(client, cluster):
-    for name, app in (("a", "x"), ("b", "y"), ("c", "x")):
-        client.call("POST", CONFIGS, config(name, app=app))
-    _, found = client.call("DELETE", f"{CONFIGS}?labelSelector=app%3Dx")
-    assert len(found["items"]) == 2
-    assert [i["metadata"]["name"] for i in cluster.list("cm", "default")] == ["b"]
-
-
 def test_events_are_the_same_in_both_groups(client):
     about = {"kind": "Widget", "name": "a", "namespace": "default", "uid": "u"}
     event = {
@@ -401,15 +271,18 @@ def test_events_are_the_same_in_both_groups(client):
         "reason": "Scaled",
         "note": "to 3",
         "type": "Normal",
+        "action": "Scale",
+        "eventTime": "2026-01-01T00:00:00.000000Z",
+        "reportingController": "test.dev/c",
+        "reportingInstance": "i",
     }
     path = "namespaces/default/events"
     assert client.call("POST", f"/apis/events.k8s.io/v1/{path}", event)[0] == 201
     query = "fieldSelector=involvedObject.name%3Da"
     _, found = client.call("GET", f"/api/v1/{path}?{query}")
     assert [one["message"] for one in found["items"]] == ["to 3"]
-    query = "fieldSelector=regarding.uid%3Du"
-    _, found = client.call("GET", f"/apis/events.k8s.io/v1/{path}?{query}")
-    assert [one["note"] for one in found["items"]] == ["to 3"]
+    _, found = client.call("GET", f"/apis/events.k8s.io/v1/{path}/e")
+    assert (found["note"], found["regarding"]["uid"]) == ("to 3", "u")
 
 
 def test_caller_without_the_token_is_nobody(cluster):
@@ -417,16 +290,6 @@ def test_caller_without_the_token_is_nobody(cluster):
     assert client.call("GET", PODS)[1]["reason"] == "Unauthorized"
     account = RawClient(cluster, cluster.service_account_token("default", "once"))
     assert account.call("GET", PODS)[0] == 403
-    cluster.revoke("default", "once")
-    assert account.call("GET", PODS)[0] == 401
-    assert cluster.service_account_token("default", "once") != account.token
-
-
-def test_certificate_that_has_expired_is_not_trusted():
-    cluster = ClusterDouble(nodes=0, run="simulated", certificate_days=-1)
-    refused = pytest.raises(ssl.SSLCertVerificationError, match="expired")
-    with cluster, refused:
-        RawClient(cluster).call("GET", PODS)
 
 
 def test_roles_say_who_may_do_what(cluster, client):
@@ -454,15 +317,4 @@ def test_roles_say_who_may_do_what(cluster, client):
     assert worker.call("GET", WIDGETS)[0] == 200
     assert worker.call("POST", WIDGETS, widget())[0] == 403
     assert worker.call("GET", f"/apis/{GROUP}/v1/widgets")[0] == 403
-    asked = {"namespace": "default", "group": GROUP, "resource": "widgets"}
-    path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-    answers = []
-    for verb in ("list", "delete"):
-        review = {
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {**asked, "verb": verb}},
-        }
-        answers.append(worker.call("POST", path, review)[1]["status"]["allowed"])
-    assert answers == [True, False]
     assert client.call("POST", WIDGETS, widget())[0] == 201

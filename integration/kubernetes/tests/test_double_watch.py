@@ -34,9 +34,6 @@ def test_list_in_pages_shows_one_moment(client, cluster):
     _, rest = client.call("GET", f"{CONFIGS}?limit=9&continue={token}")
     assert names(rest) == ["c2", "c3", "c4"]
     assert rest["metadata"] == {"resourceVersion": first["metadata"]["resourceVersion"]}
-    at = first["metadata"]["resourceVersion"]
-    exact = f"{CONFIGS}?resourceVersion={at}&resourceVersionMatch=Exact"
-    assert names(client.call("GET", exact)[1]) == [f"c{n}" for n in range(5)]
     _, some = client.call("GET", f"{CONFIGS}?labelSelector=odd%3D1")
     assert names(some) == ["c1"]
     cluster.compact()
@@ -123,22 +120,15 @@ def test_watch_ends_when_its_time_is_over_or_it_is_dropped(client, cluster):
         assert next(events, None) is None
 
 
-def test_discovery_lists_everything_old_and_new(client):
-    _, groups = client.call("GET", "/apis")
-    assert {"apps", "policy", GROUP} <= {one["name"] for one in groups["groups"]}
-    _, listed = client.call("GET", f"/apis/{GROUP}/v1")
-    names = {one["name"] for one in listed["resources"]}
-    assert names == {"widgets", "widgets/status", "widgets/scale"}
+def test_discovery_lists_everything_at_once(client):
     accept = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
     _, found = client.call("GET", "/apis", accept=accept)
     group = next(one for one in found["items"] if one["metadata"]["name"] == GROUP)
     (resource,) = group["versions"][0]["resources"]
     assert resource["scope"] == "Namespaced"
-    assert {one["subresource"] for one in resource["subresources"]} == {
-        "status",
-        "scale",
-    }
-    assert client.call("GET", "/version")[1]["major"] == "1"
+    parts = {one["subresource"] for one in resource["subresources"]}
+    assert parts == {"status", "scale"}
+    assert client.call("GET", "/version")[1]["minor"] == "36"
     _, index = client.call("GET", "/openapi/v3")
     assert f"apis/{GROUP}/v1" in index["paths"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from drivetrain_cluster_double.cluster import ClusterDouble
 from drivetrain_cluster_double.errors import StatusError
 from drivetrain_cluster_double.faults import Fault, Faults
-from drivetrain_cluster_double.nodes import RECLAIM_TAINT
+from drivetrain_cluster_double.machines import RECLAIM_TAINT
 from drivetrain_cluster_double.routes import Call
 
 __all__ = ["RECLAIM_TAINT", "Call", "ClusterDouble", "Fault", "Faults", "StatusError"]

@@ -2,88 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
-from drivetrain_cluster_double.errors import StatusError, forbidden
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from drivetrain_cluster_double.routes import Call
-    from drivetrain_cluster_double.store import Store
-
-__all__ = ["ADMIN", "User", "allows", "refusal", "rules_of", "service_account"]
+from drivetrain_cluster_double.errors import forbidden
+from drivetrain_cluster_double.routes import Call
+from drivetrain_cluster_double.store import Store
 
 _GROUP = "rbac.authorization.k8s.io"
-_MASTERS = "system:masters"
 _Rule = dict[str, Any]
 
 
-class User(NamedTuple):
-    """Who calls.
-
-    Attributes:
-        name: Who it is.
-        groups: Of which groups.
-    """
-
-    name: str
-    groups: tuple[str, ...] = ()
-
-
-ADMIN = User("admin", (_MASTERS, "system:authenticated"))
+ADMIN = "system:masters"
 """Who may do everything."""
 
 
-def service_account(namespace: str, name: str) -> User:
+def service_account(namespace: str, name: str) -> str:
     """Returns the user that a service account is."""
-    groups = ("system:serviceaccounts", f"system:serviceaccounts:{namespace}")
-    user = f"system:serviceaccount:{namespace}:{name}"
-    return User(user, (*groups, "system:authenticated"))
+    return f"system:serviceaccount:{namespace}:{name}"
 
 
-def rules_of(store: Store, user: User, namespace: str) -> Iterator[_Rule]:
-    """Yields the rules of the roles that a user has.
-
-    Args:
-        store: Of the cluster.
-        user: Who.
-        namespace: Where; empty for the whole cluster.
-    """
-    if _MASTERS in user.groups:
-        yield {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
-    for row in store.table((_GROUP, "clusterrolebindings")).rows.values():
-        if _binds(row.item, user):
-            yield from _role_rules(store, row.item["roleRef"], "")
-    if not namespace:
-        return
-    for key, row in store.table((_GROUP, "rolebindings")).rows.items():
-        if key.namespace == namespace and _binds(row.item, user, namespace):
-            yield from _role_rules(store, row.item["roleRef"], namespace)
-
-
-def _binds(binding: Mapping[str, Any], user: User, namespace: str = "") -> bool:
-    for subject in binding.get("subjects") or ():
-        match subject["kind"]:
-            case "User" if subject["name"] == user.name:
-                return True
-            case "Group" if subject["name"] in user.groups:
-                return True
-            case "ServiceAccount":
-                where = subject.get("namespace", namespace)
-                if service_account(where, subject["name"]).name == user.name:
-                    return True
-    return False
-
-
-def _role_rules(
-    store: Store, reference: Mapping[str, Any], namespace: str
-) -> Iterator[_Rule]:
-    is_cluster = reference["kind"] == "ClusterRole"
-    table = store.table((_GROUP, "clusterroles" if is_cluster else "roles"))
-    for key, row in table.rows.items():
-        if key.name == reference["name"] and (is_cluster or key.namespace == namespace):
-            yield from row.item.get("rules") or ()
+def _rules_of(store: Store, user: str, namespace: str) -> Iterator[_Rule]:
+    """Yields the rules of the roles that a user has in a namespace, or everywhere."""
+    places = [("", "clusterrolebindings")]
+    places += [(namespace, "rolebindings")] if namespace else []
+    for where, plural in places:
+        for key, row in store.table((_GROUP, plural)).rows.items():
+            subjects = row.item.get("subjects") or ()
+            names = {
+                service_account(s.get("namespace", where), s["name"]) for s in subjects
+            }
+            if key.namespace == where and user in names:
+                reference = row.item["roleRef"]
+                is_role = reference["kind"] == "Role"
+                roles = store.table((_GROUP, "roles" if is_role else "clusterroles"))
+                name = (where if is_role else "", reference["name"])
+                for role in (r.item for k, r in roles.rows.items() if k == name):
+                    yield from role.get("rules") or ()
 
 
 def allows(rule: _Rule, call: Call) -> bool:
@@ -97,30 +52,31 @@ def allows(rule: _Rule, call: Call) -> bool:
         >>> allows(rule, Call("create", "", "v1", "pods", subresource="eviction"))
         False
     """
-    names = rule.get("resourceNames")
-    resources = rule.get("resources") or ()
+    names, resources = rule.get("resourceNames"), {"*", call.target}
+    if call.subresource:
+        resources.add(f"*/{call.subresource}")
     return (
         not {"*", call.verb}.isdisjoint(rule.get("verbs") or ())
         and not {"*", call.group}.isdisjoint(rule.get("apiGroups") or ())
-        and (
-            not {"*", call.target}.isdisjoint(resources)
-            or (bool(call.subresource) and f"*/{call.subresource}" in resources)
-        )
+        and not resources.isdisjoint(rule.get("resources") or ())
         and (not names or call.name in names)
     )
 
 
-def refusal(store: Store, user: User, call: Call) -> StatusError | None:
-    """Returns why a user may not do something, or None."""
-    if _MASTERS in user.groups:
-        return None
+def check_allowed(store: Store, user: str, call: Call) -> None:
+    """Refuses a call that the roles do not allow.
+
+    Raises:
+        StatusError: They do not.
+    """
+    if user == ADMIN:
+        return
     with store.lock:
-        if any(allows(rule, call) for rule in rules_of(store, user, call.namespace)):
-            return None
+        if any(allows(rule, call) for rule in _rules_of(store, user, call.namespace)):
+            return
     where = f'in the namespace "{call.namespace}"'
-    where = where if call.namespace else "at the cluster scope"
     why = (
-        f'User "{user.name}" cannot {call.verb} resource "{call.target}" in API group '
-        f'"{call.group}" {where}'
+        f'User "{user}" cannot {call.verb} resource "{call.target}" in API group '
+        f'"{call.group}" {where if call.namespace else "at the cluster scope"}'
     )
-    return forbidden(call.group, call.target, call.name, why)
+    raise forbidden(call.group, call.target, call.name, why)

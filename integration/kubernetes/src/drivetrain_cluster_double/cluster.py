@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 import threading
 import time
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Self
 
-from drivetrain_cluster_double.api import Api, WriteOptions
-from drivetrain_cluster_double.catalog import Catalog
-from drivetrain_cluster_double.certificates import make_certificates
+import yaml
+
+from drivetrain_cluster_double.api import Api, DeleteOptions, WriteOptions
 from drivetrain_cluster_double.controllers import Controllers
-from drivetrain_cluster_double.credentials import Credentials
-from drivetrain_cluster_double.dispatch import Dispatcher, read_documents
-from drivetrain_cluster_double.kubelet import Kubelet, KubeletConfig
+from drivetrain_cluster_double.credentials import Credentials, make_certificate
+from drivetrain_cluster_double.dispatch import Dispatcher
+from drivetrain_cluster_double.faults import Faults
+from drivetrain_cluster_double.kinds import Catalog
+from drivetrain_cluster_double.kubelet import Kubelet
+from drivetrain_cluster_double.loop_thread import LoopThread
 from drivetrain_cluster_double.machines import Machines
+from drivetrain_cluster_double.patches import merge_difference
 from drivetrain_cluster_double.proxies import Proxies
-from drivetrain_cluster_double.removal import DeleteOptions
 from drivetrain_cluster_double.scheduler import Scheduler
-from drivetrain_cluster_double.selectors import parse_labels
+from drivetrain_cluster_double.selectors import Selector, parse_labels
 from drivetrain_cluster_double.server import ApiServer
 from drivetrain_cluster_double.store import Key, Store
 from drivetrain_core import ProgramError
 
-if TYPE_CHECKING:
-    from collections import Counter
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Self
-
-    from drivetrain_cluster_double.faults import Faults
-
-__all__ = ["ClusterDouble"]
-
 _Item = dict[str, Any]
 
 
-class ClusterDouble:
+class ClusterDouble(Machines):
     """A cluster of Kubernetes on this machine, without containers and without root.
 
-    The API server behaves like the real one where clients look: versions, watches,
-    validation, server-side apply, roles. Pods are local processes: their images are not
-    looked at, volumes are not mounted, and only the first container runs. Each pod has an
-    address of its own in 127.0.0.0/8, and so has each service, whose connections go to a
-    pod that is ready. There are no names of services to look up: processes find addresses
-    in their environment, as `NAME_SERVICE_HOST`.
+    The API server answers as the real one does, for those kinds and verbs that the
+    operator and kubectl use: versions, watches, validation, roles. Whatever else is asked
+    for, as server-side apply, is answered with 501. Pods are local processes: their images
+    are not looked at, and only the first container runs. Of volumes there are empty ones,
+    of whose folders variables are told in the place of what is mounted. Each pod
+    has an address of its own in 127.0.0.0/8, and so has each service, whose connections go
+    to a pod that is ready. There are no names of services to look up: processes find
+    addresses in their environment, as `NAME_SERVICE_HOST`.
 
     It is for tests and for trying things out; nothing in it is safe against others on the
     machine but what the token and the certificates protect.
@@ -62,14 +60,11 @@ class ClusterDouble:
         backoff_s: How long a process that has ended waits to be started again.
         bookmark_s: How often watches are told which version they have seen.
         num_changes: How many changes of each kind are remembered for watches.
-        certificate_days: How long the server's certificate is good; a negative number
-            makes one that has expired.
 
     Attributes:
         token: Of the administrator.
 
     Raises:
-        MissingLibraryError: What this package declares is missing.
         ProgramError: An option is not valid.
 
     Example:
@@ -88,7 +83,6 @@ class ClusterDouble:
         backoff_s: float = 10.0,
         bookmark_s: float = 1.0,
         num_changes: int = 20_000,
-        certificate_days: int = 1,
     ) -> None:
         if run not in {"processes", "simulated"} or nodes < 0:
             message = (
@@ -99,10 +93,9 @@ class ClusterDouble:
         self._is_own = folder is None
         self._folder = Path(folder or tempfile.mkdtemp(prefix="cluster-"))
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        certificates = None
+        self._authority = None
         if is_secure:
-            certificates = make_certificates(self._folder, days=certificate_days)
-        self._authority = certificates.authority if certificates else None
+            self._authority = make_certificate(self._folder)
         self._credentials = Credentials(
             self._folder, self._authority, lambda: self._server.url
         )
@@ -110,38 +103,30 @@ class ClusterDouble:
         self.api = Api(Store(num_changes), Catalog())
         self._changed = threading.Condition()
         self._unsubscribe = self.api.store.subscribe(self._note)
+        self._thread = LoopThread()
         self._kubelet = Kubelet(
             self.api,
-            KubeletConfig(
-                folder=self._folder,
-                has_processes=run == "processes",
-                backoff_s=backoff_s,
-                variables=self._pod_variables,
-            ),
-        )
-        self._dispatcher = Dispatcher(
-            self.api,
-            read_log=self._kubelet.log,
-            make_token=self.service_account_token,
+            self._thread,
+            folder=self._folder,
+            has_processes=run == "processes",
+            backoff_s=backoff_s,
+            variables=self._pod_variables,
         )
         self._server = ApiServer(
-            self._dispatcher,
+            Dispatcher(self.api, self._kubelet.log),
             self._credentials.users,
-            certificates=certificates,
+            certificate=self._authority and self._folder / "tls.pem",
             port=port,
             bookmark_s=bookmark_s,
         )
-        self._controllers = Controllers(self.api)
-        self._scheduler = Scheduler(self.api)
-        # Pods that are simulated have nothing to connect to.
-        self._proxies = Proxies(self.api.store) if run == "processes" else None
-        self._machines = Machines(self.api, self._kubelet)
+        self._applied: dict[str, _Item] = {}
+        Controllers(self.api, self._thread)
+        Scheduler(self.api, self._thread)
+        super().__init__(self.api, self._kubelet, self._thread)
         self._num_nodes = nodes
-
-    @property
-    def _parts(self) -> list[Controllers | Kubelet | Scheduler | Proxies]:
-        proxies = [self._proxies] if self._proxies is not None else []
-        return [self._controllers, *proxies, self._kubelet, self._scheduler]
+        # Pods that are simulated have nothing to connect to.
+        if run == "processes":
+            Proxies(self.api.store, self._thread)
 
     def start(self) -> None:
         """Begins to serve; `with` does it.
@@ -150,31 +135,19 @@ class ClusterDouble:
             OSError: The port is taken.
         """
         self._server.start()
-        for part in self._parts:
-            part.start()
+        self._thread.start()
         for name in ("default", "kube-system"):
-            self.apply(
-                {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
-            )
-        everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
-        self.apply(
-            {
-                "apiVersion": "rbac.authorization.k8s.io/v1",
-                "kind": "ClusterRole",
-                "metadata": {"name": "cluster-admin"},
-                "rules": [everything],
-            }
-        )
+            namespace = {"apiVersion": "v1", "kind": "Namespace"}
+            self.apply({**namespace, "metadata": {"name": name}})
         for _ in range(self._num_nodes):
             self.add_node()
 
     def stop(self) -> None:
         """Ends everything, every process of every pod included; `with` does it."""
         self._unsubscribe()
-        self._machines.stop()
+        super().stop()
         self._server.stop()
-        for part in reversed(self._parts):
-            part.stop()
+        self._thread.stop()
         if self._is_own:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -215,10 +188,6 @@ class ClusterDouble:
         """Returns a token with which a caller is a service account."""
         return self._credentials.token_of(namespace, account)
 
-    def revoke(self, namespace: str, account: str) -> None:
-        """Lets the token of a service account be good no more; the next one is new."""
-        self._credentials.revoke(namespace, account)
-
     def _pod_variables(self, pod: _Item) -> dict[str, str]:
         account = pod["spec"].get("serviceAccountName", "default")
         namespace = pod["metadata"]["namespace"]
@@ -228,7 +197,8 @@ class ClusterDouble:
     # What is in it
 
     def apply(self, what: _Item | Iterable[_Item] | str) -> list[_Item]:
-        """Applies objects, as the administrator does, whoever manages their fields.
+        """Applies objects, as `kubectl apply` does: what was applied before and is not
+        there any more is taken away, what others have written stays.
 
         Args:
             what: An object, some, or YAML.
@@ -241,35 +211,33 @@ class ClusterDouble:
         """
         items = [what] if isinstance(what, dict) else what
         if isinstance(items, str):
-            items = read_documents(items)
-        found = []
-        for item in items:
-            kind = self.api.catalog.named(item["kind"], item["apiVersion"])
-            version = item["apiVersion"].rpartition("/")[2]
-            metadata = item["metadata"]
-            namespace = (
-                metadata.get("namespace", "default") if kind.is_namespaced else ""
-            )
-            options = WriteOptions(
-                manager="admin", version=version, is_forced=True, validation="Strict"
-            )
-            row = self.api.patch(
-                kind,
-                namespace,
-                metadata["name"],
-                item,
-                "application/apply-patch+yaml",
-                options,
-            )
-            found.append(row.item)
-            if kind.name == "CustomResourceDefinition":
-                self.wait_for(partial(self._is_served, row.item))
-        return found
+            items = [item for item in yaml.safe_load_all(items) if item]
+        return [self._apply(item) for item in items]
 
-    def _is_served(self, definition: _Item) -> bool:
-        spec = definition["spec"]
-        place = (spec["group"], spec["names"]["plural"])
-        return any((kind.group, kind.plural) == place for kind in self.api.catalog)
+    def _apply(self, item: _Item) -> _Item:
+        kind = self.api.catalog.named(item["kind"], item["apiVersion"])
+        metadata = item["metadata"]
+        namespace = metadata.get("namespace", "default") if kind.is_namespaced else ""
+        version = item["apiVersion"].rpartition("/")[2]
+        options = WriteOptions(version=version, validation="Strict")
+        with self.api.store.lock:
+            row = self.api.store.get(kind.table, Key(namespace, metadata["name"]))
+            if row is None:
+                row = self.api.create(kind, namespace, item, options)
+            else:
+                before = self._applied.get(row.item["metadata"]["uid"], {})
+                patch = merge_difference(before, {"status": {}, **item})
+                row = self.api.patch(
+                    kind, namespace, metadata["name"], patch, options=options
+                )
+            # Finalizers and owners that others have written are not taken away.
+            kept = {k: metadata[k] for k in ("labels", "annotations") if k in metadata}
+            last = copy.deepcopy({**item, "metadata": kept, "status": {}})
+            self._applied[row.item["metadata"]["uid"]] = last
+        if kind.name == "CustomResourceDefinition":
+            names = row.item["spec"]["group"], row.item["spec"]["names"]["plural"]
+            self.wait_for(lambda: self.api.catalog.of_table(names))
+        return row.item
 
     def get(self, kind: str, name: str, namespace: str = "default") -> _Item | None:
         """Returns an object, which must not be changed, or None.
@@ -297,28 +265,25 @@ class ClusterDouble:
         table = self.api.store.table(self.api.catalog.named(kind).table)
         with self.api.store.lock:
             found = sorted(
-                table.find(namespace, parse_labels(selector)),
+                table.find(namespace, Selector(parse_labels(selector))),
                 key=lambda entry: entry[0],
             )
         return [row.item for _, row in found]
 
-    def delete(
-        self, kind: str, name: str, namespace: str = "default", propagation: str = ""
-    ) -> None:
+    def delete(self, kind: str, name: str, namespace: str = "default") -> None:
         """Deletes an object.
 
         Args:
             kind: As `Pod`, `pods` or `po`.
             name: Of the object.
             namespace: Of the object, if its kind has namespaces.
-            propagation: `Background`, `Foreground` or `Orphan`.
 
         Raises:
             StatusError: It is not there.
         """
         found = self.api.catalog.named(kind)
-        options = DeleteOptions(propagation=propagation)
-        self.api.delete(found, namespace if found.is_namespaced else "", name, options)
+        place = namespace if found.is_namespaced else ""
+        self.api.delete(found, place, name, DeleteOptions())
 
     def wait_for(
         self, condition: Callable[[], object], timeout_s: float = 60.0
@@ -360,7 +325,7 @@ class ClusterDouble:
         Raises:
             StatusError: The pod is not there.
         """
-        self._kubelet.finish(self._uid(name, namespace), exit_code)
+        self._thread.call(self._kubelet.finish, self._uid(name, namespace), exit_code)
 
     def kill(
         self, name: str, namespace: str = "default", *, reason: str = "OOMKilled"
@@ -375,82 +340,12 @@ class ClusterDouble:
         Raises:
             StatusError: The pod is not there.
         """
-        self._kubelet.kill(self._uid(name, namespace), reason)
+        self._thread.call(self._kubelet.kill, self._uid(name, namespace), reason)
 
     def _uid(self, name: str, namespace: str) -> str:
         row = self.api.get(self.api.catalog.named("Pod"), namespace, name)
         uid: str = row.item["metadata"]["uid"]
         return uid
-
-    def add_node(
-        self,
-        name: str = "",
-        *,
-        cpu: str = "8",
-        memory: str = "32Gi",
-        pods: int = 110,
-        extended: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        taints: Sequence[Mapping[str, str]] = (),
-    ) -> str:
-        """Adds a node; returns its name.
-
-        Args:
-            name: Of the node; `node-0`, `node-1` ... by default.
-            cpu: How many cores it says to have.
-            memory: How much memory it says to have.
-            pods: How many pods it takes.
-            extended: What else it has, as `{"nvidia.com/gpu": "8"}`.
-            labels: By which pods select it.
-            taints: What pods have to tolerate.
-
-        Raises:
-            StatusError: There is a node of this name, or something is not valid.
-        """
-        capacity = {"cpu": cpu, "memory": memory, "pods": str(pods), **(extended or {})}
-        return self._machines.add(name, capacity, labels or {}, taints)
-
-    def remove_node(self, name: str) -> None:
-        """Takes a node away, without notice: its processes die, its pods are deleted.
-
-        Raises:
-            StatusError: There is no such node.
-        """
-        self._machines.remove(name)
-
-    def fail_node(self, name: str) -> None:
-        """Lets a node fail: its processes die, and nobody says so but the node's taint.
-
-        Its pods go on to be shown as running, but not ready, until they are deleted by
-        force or the node is removed, as in a real cluster.
-
-        Raises:
-            StatusError: There is no such node.
-        """
-        self._machines.fail(name)
-
-    def reclaim(self, name: str, *, notice_s: float = 30.0) -> None:
-        """Takes a node back as providers of spot machines do: with a notice.
-
-        The node gets a taint, and its pods the condition `DisruptionTarget`; when the time
-        is over, the node is gone.
-
-        Args:
-            name: Of the node.
-            notice_s: How long it stays.
-
-        Raises:
-            StatusError: There is no such node.
-        """
-        self._machines.reclaim(name, notice_s)
-
-    def cancel_reclaim(self, name: str) -> None:
-        """Leaves a node that was to be taken back where it is.
-
-        Raises:
-            StatusError: There is no such node.
-        """
-        self._machines.cancel_reclaim(name)
 
     # What goes wrong, and what was asked
 

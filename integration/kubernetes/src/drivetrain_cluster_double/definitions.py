@@ -1,214 +1,158 @@
-"""Definitions of custom resources: whether they are good, and which kind they make."""
+"""Definitions of custom resources: whether an API server takes them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from collections.abc import Iterator
+from typing import Any
 
-from drivetrain_cluster_double import cel
-from drivetrain_cluster_double import schema as schema_module
-from drivetrain_cluster_double.errors import Cause
-from drivetrain_cluster_double.kinds import Column, Kind, ScalePaths
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-__all__ = ["CLEAN_UP", "definition_errors", "established", "kind_of"]
-
-CLEAN_UP = "customresourcecleanup.apiextensions.k8s.io"
-"""The finalizer of definitions whose objects are there."""
+from drivetrain_cluster_double import cel, times
+from drivetrain_cluster_double.errors import Cause, bad_request, not_done, wrong
+from drivetrain_cluster_double.schema import NOT_DONE, child, prune, validate
 
 _Item = dict[str, Any]
 
+_TYPES = ("array", "boolean", "integer", "number", "object", "string")
+_META = {"name", "generateName"}
+# Groups of Kubernetes itself, in which definitions need its approval.
+_OWN_GROUP = re.compile(r"(.+\.)?(k8s|kubernetes)\.io")
 
-def definition_errors(item: _Item) -> Iterator[Cause]:
+
+def definition_causes(item: _Item, _: _Item | None = None) -> Iterator[Cause]:
     """Yields what is wrong with a definition.
 
     Args:
         item: The `CustomResourceDefinition`.
+
+    Raises:
+        StatusError: A schema is of another form than schemas are (400).
     """
-    spec = item.get("spec") or {}
-    names = spec.get("names") or {}
-    for field in ("group", "scope", "versions"):
-        if not spec.get(field):
-            yield Cause("FieldValueRequired", "Required value", f"spec.{field}")
-    for field in ("kind", "plural"):
-        if not names.get(field):
-            yield Cause("FieldValueRequired", "Required value", f"spec.names.{field}")
-    wanted = f"{names.get('plural')}.{spec.get('group')}"
-    if item["metadata"]["name"] != wanted:
-        message = (
-            f'Invalid value: "{item["metadata"]["name"]}": must be spec.names.plural+"."'
-            "+spec.group"
+    spec, metadata = item.get("spec") or {}, item["metadata"]
+    versions, group = spec.get("versions") or [], spec.get("group", "")
+    wanted = f"{(spec.get('names') or {}).get('plural')}.{group}"
+    if metadata["name"] != wanted:
+        yield wrong(
+            "Invalid", "metadata.name", 'must be spec.names.plural+"."+spec.group'
         )
-        yield Cause("FieldValueInvalid", message, "metadata.name")
-    if spec.get("scope") not in {"Namespaced", "Cluster", None}:
-        message = (
-            f'Unsupported value: "{spec["scope"]}": supported values: "Cluster", '
-            '"Namespaced"'
-        )
-        yield Cause("FieldValueNotSupported", message, "spec.scope")
-    versions = spec.get("versions") or []
-    if versions and sum(bool(one.get("storage")) for one in versions) != 1:
-        message = (
-            "Invalid value: must have exactly one version marked as storage version"
-        )
-        yield Cause("FieldValueInvalid", message, "spec.versions")
-    for at, version in enumerate(versions):
-        yield from _version_errors(version, f"spec.versions[{at}]")
-
-
-def _version_errors(version: _Item, path: str) -> Iterator[Cause]:
-    schema = (version.get("schema") or {}).get("openAPIV3Schema")
-    where = f"{path}.schema.openAPIV3Schema"
-    if not schema:
-        message = "Required value: schemas are required"
-        yield Cause("FieldValueRequired", message, where)
-        return
-    if schema.get("type") != "object":
-        message = "Invalid value: must be object at the root"
-        yield Cause("FieldValueInvalid", message, f"{where}.type")
-    causes = list(_schema_errors(schema, where))
-    yield from causes or cel.rule_errors(schema, where)
-    scale = (version.get("subresources") or {}).get("scale")
-    for name in ("specReplicasPath", "statusReplicasPath"):
-        if scale and not str(scale.get(name, "")).startswith("."):
-            message = "Required value: a path as .spec.replicas"
-            place = f"{path}.subresources.scale.{name}"
-            yield Cause("FieldValueRequired", message, place)
-
-
-_OBJECTS = {"type": "object", "additionalProperties": {"type": "object"}}
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-# What is looked at of a schema, itself described by one.
-_SCHEMA: _Item = {
-    "type": "object",
-    "properties": {
-        "type": {
-            "type": "string",
-            "enum": ["object", "array", "string", "boolean", "integer", "number"],
-        },
-        "properties": _OBJECTS,
-        "items": {"type": "object"},
-        "required": _TEXTS,
-        "enum": {"type": "array"},
-        "pattern": {"type": "string"},
-        "x-kubernetes-list-type": {"type": "string", "enum": ["atomic", "set", "map"]},
-        "x-kubernetes-list-map-keys": _TEXTS,
-        "x-kubernetes-validations": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["rule"],
-                "properties": {
-                    "rule": {"type": "string"},
-                    "message": {"type": "string"},
-                    "messageExpression": {"type": "string"},
-                    "fieldPath": {"type": "string"},
-                },
-            },
-        },
-        **{
-            name: {"type": "integer"} for name in ("minLength", "maxLength", "minItems")
-        },
-        **{name: {"type": "number"} for name in ("minimum", "maximum", "multipleOf")},
-    },
-}
-
-
-def _schema_errors(schema: _Item, path: str) -> Iterator[Cause]:
-    """Yields where a schema is not structural."""
-    if wrong := list(schema_module.validate(schema, _SCHEMA, path)):
-        yield from wrong
-        return
-    is_open = schema.get("x-kubernetes-preserve-unknown-fields")
-    if not (schema.get("type") or schema.get("x-kubernetes-int-or-string") or is_open):
-        message = "Required value: must not be empty for specified object fields"
-        yield Cause("FieldValueRequired", message, f"{path}.type")
-    if schema.get("properties") and schema.get("additionalProperties"):
-        message = "Forbidden: additionalProperties and properties are mutual exclusive"
-        yield Cause("FieldValueForbidden", message, f"{path}.additionalProperties")
-    if schema.get("type") == "array" and not isinstance(schema.get("items"), dict):
-        yield Cause(
-            "FieldValueRequired", "Required value: must be specified", f"{path}.items"
-        )
-    if schema.get("x-kubernetes-list-type") == "map":
-        known = (schema.get("items") or {}).get("properties") or {}
-        keys = schema.get("x-kubernetes-list-map-keys") or []
-        if not keys or not isinstance(known, dict) or set(keys) - set(known):
-            message = "Invalid value: must name required properties of the items"
-            yield Cause(
-                "FieldValueInvalid", message, f"{path}.x-kubernetes-list-map-keys"
-            )
-    for name, inner in (schema.get("properties") or {}).items():
-        yield from _schema_errors(inner, f"{path}.properties[{name}]")
-    for name in ("items", "additionalProperties"):
-        if isinstance(schema.get(name), dict):
-            yield from _schema_errors(schema[name], f"{path}.{name}")
-
-
-def kind_of(item: _Item) -> Kind:
-    """Returns the kind that a good definition makes."""
-    spec = item["spec"]
-    names = spec["names"]
-    versions = [one for one in spec["versions"] if one.get("served", True)]
-    versions.sort(key=lambda one: not one.get("storage"))
-    scales, columns, fields = {}, {}, {"metadata.name", "metadata.namespace"}
-    for version in versions:
-        name, parts = version["name"], version.get("subresources") or {}
-        if scale := parts.get("scale"):
-            scales[name] = ScalePaths(
-                scale["specReplicasPath"],
-                scale["statusReplicasPath"],
-                scale.get("labelSelectorPath", ""),
-            )
-        printed = version.get("additionalPrinterColumns")
-        if printed:
-            columns[name] = tuple(
-                Column(
-                    one["name"], one["type"], one["jsonPath"], one.get("priority", 0)
-                )
-                for one in printed
-            )
-        for one in version.get("selectableFields") or ():
-            fields.add(one["jsonPath"].lstrip("."))
-    return Kind(
-        name=names["kind"],
-        plural=names["plural"],
-        singular=names.get("singular", ""),
-        group=spec["group"],
-        versions=tuple(one["name"] for one in versions),
-        is_namespaced=spec["scope"] == "Namespaced",
-        short_names=tuple(names.get("shortNames") or ()),
-        categories=tuple(names.get("categories") or ()),
-        has_status=any("status" in (one.get("subresources") or {}) for one in versions),
-        has_generation=True,
-        fields=frozenset(fields),
-        scale=scales,
-        schemas={one["name"]: one["schema"]["openAPIV3Schema"] for one in versions},
-        columns=columns,
-        is_custom=True,
-        keeps_unknown=bool(spec.get("preserveUnknownFields")),
-    )
-
-
-def established(item: _Item, time: str) -> _Item:
-    """Returns a definition whose kind is served.
-
-    Args:
-        item: The definition.
-        time: Now, as RFC 3339 has it.
-    """
-    spec, metadata = item["spec"], item["metadata"]
-    status = item.get("status") or {}
-    if status.get("acceptedNames") == spec["names"] and CLEAN_UP in (
-        metadata.get("finalizers") or ()
+    approval = "api-approved.kubernetes.io"
+    if _OWN_GROUP.fullmatch(group) and approval not in (
+        metadata.get("annotations") or {}
     ):
-        return item
+        yield wrong("Required", f"metadata.annotations[{approval}]")
+    if sum(bool(one.get("storage")) for one in versions) != 1:
+        message = "must have exactly one version marked as storage version"
+        yield wrong("Invalid", "spec.versions", message)
+    for at, version in enumerate(versions):
+        # The server keeps the schema of an only version apart from it.
+        path = (
+            "spec.validation" if len(versions) == 1 else f"spec.versions[{at}].schema"
+        )
+        path, shape = (
+            f"{path}.openAPIV3Schema",
+            (version.get("schema") or {}).get("openAPIV3Schema"),
+        )
+        if not shape:
+            yield Cause(
+                "FieldValueRequired", "Required value: schemas are required", path
+            )
+            continue
+        try:
+            yield from list(_schema_causes(shape, path))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise bad_request(f"json: cannot unmarshal {path}: {error}") from error
+
+
+def _schema_causes(shape: _Item, path: str) -> Iterator[Cause]:
+    causes = list(_root_causes(shape, path))
+    for where, inner in _parts(shape, path):
+        causes += _form_causes(inner, where)
+    if not causes:
+        causes += cel.rule_causes(shape, path)
+    if not causes:
+        for where, inner in _parts(shape, path):
+            causes += _default_causes(inner, f"{where}.default")
+    yield from causes
+
+
+def _parts(shape: _Item, path: str) -> Iterator[tuple[str, _Item]]:
+    """Yields a schema, and those inside of it, with their paths."""
+    yield path, shape
+    for name, inner in (shape.get("properties") or {}).items():
+        yield from _parts(inner, f"{path}.properties[{name}]")
+    for name in ("items", "additionalProperties"):
+        if isinstance(shape.get(name), dict):
+            yield from _parts(shape[name], f"{path}.{name}")
+
+
+def _root_causes(shape: _Item, path: str) -> Iterator[Cause]:
+    if shape.get("type", "object") != "object":
+        yield from [wrong("Invalid", f"{path}.type", "must be object at the root")] * 2
+    metadata = (shape.get("properties") or {}).get("metadata") or {}
+    if set(metadata.get("properties") or {}) - _META:
+        message = "must not specify anything other than name and generateName"
+        yield wrong("Forbidden", f"{path}.properties[metadata]", message)
+
+
+def _form_causes(shape: _Item, path: str) -> Iterator[Cause]:
+    """Yields where a schema is not structural."""
+    kind, keys = shape.get("type"), shape.get("x-kubernetes-list-map-keys")
+    is_open = shape.get("x-kubernetes-preserve-unknown-fields")
+    is_any = is_open or shape.get("x-kubernetes-int-or-string") or "$ref" in shape
+    if kind is None and not is_any:
+        yield wrong("Required", f"{path}.type", "must not be empty")
+    if kind not in {None, *_TYPES}:
+        yield wrong(
+            "NotSupported", f"{path}.type", f'"{kind}": one of {", ".join(_TYPES)}'
+        )
+    if lacking := set(NOT_DONE) & shape.keys():
+        raise not_done(f"{path} with {', '.join(lacking)}")
+    for name in ("$ref", "uniqueItems"):
+        if shape.get(name):
+            yield wrong("Forbidden", f"{path}.{name}", "is not supported")
+    if shape.get("properties") and shape.get("additionalProperties"):
+        message = "additionalProperties and properties are mutual exclusive"
+        yield wrong("Forbidden", f"{path}.additionalProperties", message)
+    if kind == "array" and not isinstance(shape.get("items"), dict):
+        yield wrong("Required", f"{path}.items", "must be specified")
+    try:
+        re.compile(shape.get("pattern", ""))
+    except re.error as error:
+        yield wrong("Invalid", f"{path}.pattern", f'"{shape["pattern"]}": {error}')
+    if shape.get("x-kubernetes-list-type") == "map" and not keys:
+        yield wrong("Required", f"{path}.x-kubernetes-list-map-keys")
+    for key in keys or ():
+        known = child(shape.get("items") or {}, key)
+        if known is None:
+            message = f"{key}: must name a property of the items"
+            yield wrong("Invalid", f"{path}.x-kubernetes-list-map-keys", message)
+        elif (
+            key not in (shape["items"].get("required") or ()) and "default" not in known
+        ):
+            yield wrong("Required", f"{path}.items.properties[{key}].default")
+
+
+def _default_causes(shape: _Item, path: str) -> Iterator[Cause]:
+    """Yields what is wrong with a default, as it stands: before defaults inside of it."""
+    value = shape.get("default")
+    if "default" not in shape:
+        return
+    if prune(value, shape, is_root=False) != value:
+        yield wrong("Invalid", path, f"{value}: must not have unknown fields")
+    elif causes := list(validate(value, shape, path)):
+        yield from causes
+    else:
+        # Rules of transitions too: a server takes the default for the old value.
+        yield from cel.broken_rules(value, value, shape, path)
+
+
+def established(item: _Item) -> _Item:
+    """Returns a definition whose kind is served."""
+    spec = item["spec"]
     conditions = [
         {
             "type": kind,
             "status": "True",
-            "lastTransitionTime": time,
+            "lastTransitionTime": times.format_time(),
             "reason": reason,
             "message": message,
         }
@@ -221,12 +165,6 @@ def established(item: _Item, time: str) -> _Item:
             ),
         )
     ]
-    stored = [one["name"] for one in spec["versions"] if one.get("storage")]
-    status = {
-        "conditions": conditions,
-        "acceptedNames": spec["names"],
-        "storedVersions": stored,
-    }
-    finalizers = [f for f in metadata.get("finalizers") or () if f != CLEAN_UP]
-    metadata = {**metadata, "finalizers": [*finalizers, CLEAN_UP]}
-    return {**item, "metadata": metadata, "status": status}
+    stored = [one["name"] for one in spec["versions"] if one["storage"]]
+    names = {"acceptedNames": spec["names"], "storedVersions": stored}
+    return {**item, "status": {"conditions": conditions, **names}}

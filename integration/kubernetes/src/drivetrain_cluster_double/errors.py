@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from drivetrain_core import DrivetrainError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-__all__ = [
-    "Cause",
-    "StatusError",
-    "already_exists",
-    "bad_request",
-    "conflict",
-    "expired",
-    "forbidden",
-    "invalid",
-    "method_not_allowed",
-    "not_found",
-    "path_not_found",
-    "success",
-    "too_large_revision",
-    "too_many_requests",
-    "unauthorized",
-]
 
 
 class Cause(NamedTuple):
@@ -39,11 +19,28 @@ class Cause(NamedTuple):
 
     reason: str
     message: str
-    field: str
+    field: str = ""
 
-    def text(self) -> str:
-        """Returns the field and what is wrong with it."""
-        return f"{self.field}: {self.message}" if self.field else self.message
+
+_WORDS = {
+    "Required": "Required value",
+    "Forbidden": "Forbidden",
+    "NotSupported": "Unsupported value",
+    "NotFound": "Not found",
+    "Duplicate": "Duplicate value",
+    "TooLong": "Too long",
+}
+
+
+def wrong(reason: str, field: str, message: str = "") -> Cause:
+    """Returns what is wrong with a field, as a server says it.
+
+    Example:
+        >>> wrong("Required", "spec.ports").message
+        'Required value'
+    """
+    words = _WORDS.get(reason, "Invalid value")
+    return Cause(f"FieldValue{reason}", f"{words}: {message}".rstrip(": "), field)
 
 
 class StatusError(DrivetrainError, RuntimeError):
@@ -51,7 +48,7 @@ class StatusError(DrivetrainError, RuntimeError):
 
     Args:
         code: The status code of HTTP.
-        reason: A word for programs.
+        reason: A word for programs; empty for none.
         message: For people.
         details: Of the `Status` object.
         retry_after_s: After how many seconds the caller may try again; None to say
@@ -75,37 +72,51 @@ class StatusError(DrivetrainError, RuntimeError):
 
     def status(self) -> dict[str, Any]:
         """Returns the `Status` object that tells it."""
-        found: dict[str, Any] = {
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
+        told = {"reason": self.reason, "details": self.details}
+        return {
+            **_status("Failure"),
             "message": self.message,
-            "reason": self.reason,
+            **{key: value for key, value in told.items() if value},
+            "code": self.code,
         }
-        if self.details:
-            found["details"] = self.details
-        return {**found, "code": self.code}
 
 
-def success(name: str, group: str, resource: str, uid: str) -> dict[str, Any]:
+def _status(text: str) -> dict[str, Any]:
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": text}
+
+
+def _about(group: str, kind: str, name: str) -> dict[str, Any]:
+    found = {"name": name, "group": group, "kind": kind}
+    return {key: value for key, value in found.items() if value}
+
+
+def _named(group: str, kind: str) -> str:
+    return f"{kind}.{group}" if group else kind
+
+
+def success(group: str, resource: str, name: str, uid: str) -> dict[str, Any]:
     """Returns the `Status` object of a deletion that is complete."""
-    details = _details(name, group, resource) | {"uid": uid}
     return {
-        "kind": "Status",
-        "apiVersion": "v1",
-        "metadata": {},
-        "status": "Success",
-        "details": details,
+        **_status("Success"),
+        "details": _about(group, resource, name) | {"uid": uid},
     }
+
+
+def not_done(what: str) -> StatusError:
+    """Returns that the double lacks something that a cluster has."""
+    return StatusError(501, "NotImplemented", f"this double does not do that: {what}")
+
+
+def _refusal(
+    code: int, reason: str, message: str, group: str, kind: str, name: str
+) -> StatusError:
+    return StatusError(code, reason, message, details=_about(group, kind, name))
 
 
 def not_found(group: str, resource: str, name: str) -> StatusError:
     """Returns that an object is not there."""
-    message = f'{_qualified(group, resource)} "{name}" not found'
-    return StatusError(
-        404, "NotFound", message, details=_details(name, group, resource)
-    )
+    message = f'{_named(group, resource)} "{name}" not found'
+    return _refusal(404, "NotFound", message, group, resource, name)
 
 
 def path_not_found() -> StatusError:
@@ -116,59 +127,52 @@ def path_not_found() -> StatusError:
 
 def already_exists(group: str, resource: str, name: str) -> StatusError:
     """Returns that an object of this name is there."""
-    message = f'{_qualified(group, resource)} "{name}" already exists'
-    details = _details(name, group, resource)
-    return StatusError(409, "AlreadyExists", message, details=details)
+    message = f'{_named(group, resource)} "{name}" already exists'
+    return _refusal(409, "AlreadyExists", message, group, resource, name)
 
 
-def conflict(
-    group: str,
-    resource: str,
-    name: str,
-    why: str = (
-        "the object has been modified; please apply your changes to the latest version "
-        "and try again"
-    ),
-) -> StatusError:
+_MODIFIED = (
+    "the object has been modified; please apply your changes to the latest version and "
+    "try again"
+)
+
+
+def conflict(group: str, resource: str, name: str, why: str = _MODIFIED) -> StatusError:
     """Returns that a change was meant for another version of the object."""
-    message = f'Operation cannot be fulfilled on {_qualified(group, resource)} "{name}": {why}'
-    details = _details(name, group, resource)
-    return StatusError(409, "Conflict", message, details=details)
+    message = (
+        f'Operation cannot be fulfilled on {_named(group, resource)} "{name}": {why}'
+    )
+    return _refusal(409, "Conflict", message, group, resource, name)
+
+
+def _causes(causes: Sequence[Cause]) -> list[dict[str, str]]:
+    return [{k: v for k, v in one._asdict().items() if v} for one in causes]
 
 
 def invalid(group: str, kind: str, name: str, causes: Sequence[Cause]) -> StatusError:
     """Returns that an object breaks rules, with each of them."""
-    qualified = f"{kind}.{group}" if group else kind
-    texts = [cause.text() for cause in causes]
+    texts = [f"{cause.field}: {cause.message}" for cause in causes]
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
-    details: dict[str, Any] = {"name": name, "group": group, "kind": kind}
-    details["causes"] = [cause._asdict() for cause in causes]
-    message = f'{qualified} "{name}" is invalid: {listed}'
+    details = {**_about(group, kind, name), "name": name, "causes": _causes(causes)}
+    message = f'{_named(group, kind)} "{name}" is invalid: {listed}'
     return StatusError(422, "Invalid", message, details=details)
+
+
+def wrong_option(kind: str, field: str, reason: str, message: str) -> StatusError:
+    """Returns that an option of a call, as of `PatchOptions`, is not valid."""
+    return invalid("meta.k8s.io", kind, "", [wrong(reason, field, message)])
 
 
 def forbidden(group: str, resource: str, name: str, why: str) -> StatusError:
     """Returns that a caller may not do this."""
     shown = f' "{name}"' if name else ""
-    message = f"{_qualified(group, resource)}{shown} is forbidden: {why}"
-    details = _details(name, group, resource)
-    return StatusError(403, "Forbidden", message, details=details)
+    message = f"{_named(group, resource)}{shown} is forbidden: {why}"
+    return _refusal(403, "Forbidden", message, group, resource, name)
 
 
 def bad_request(message: str) -> StatusError:
     """Returns that a call cannot be understood."""
     return StatusError(400, "BadRequest", message)
-
-
-def unauthorized() -> StatusError:
-    """Returns that nobody knows the caller."""
-    return StatusError(401, "Unauthorized", "Unauthorized")
-
-
-def method_not_allowed() -> StatusError:
-    """Returns that a resource cannot be used like this."""
-    message = "the server does not allow this method on the requested resource"
-    return StatusError(405, "MethodNotAllowed", message)
 
 
 def expired(message: str) -> StatusError:
@@ -178,26 +182,7 @@ def expired(message: str) -> StatusError:
 
 def too_large_revision(asked: int, current: int) -> StatusError:
     """Returns that a version has not been reached yet."""
-    message = f"Too large resource version: {asked}, current: {current}"
-    cause = Cause("ResourceVersionTooLarge", "Too large resource version", "")
-    details = {"causes": [cause._asdict()]}
+    message = f"Timeout: Too large resource version: {asked}, current: {current}"
+    cause = Cause("ResourceVersionTooLarge", "Too large resource version")
+    details = {"causes": _causes([cause])}
     return StatusError(504, "Timeout", message, details=details, retry_after_s=1)
-
-
-def too_many_requests(
-    message: str, retry_after_s: int = 1, causes: Sequence[Cause] = ()
-) -> StatusError:
-    """Returns that the caller has to wait."""
-    details = {"causes": [cause._asdict() for cause in causes]} if causes else {}
-    return StatusError(
-        429, "TooManyRequests", message, details=details, retry_after_s=retry_after_s
-    )
-
-
-def _qualified(group: str, resource: str) -> str:
-    return f"{resource}.{group}" if group else resource
-
-
-def _details(name: str, group: str, resource: str) -> dict[str, Any]:
-    found = {"name": name, "group": group, "kind": resource}
-    return {key: value for key, value in found.items() if value}

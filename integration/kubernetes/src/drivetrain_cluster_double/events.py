@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["FIELDS", "GROUP", "from_core", "to_core"]
-
 GROUP = "events.k8s.io"
 """The newer group; its objects are kept as those of the core."""
-
-FIELDS = {"regarding": "involvedObject", "reportingController": "reportingComponent"}
-"""What fields of the newer group are called in the core, for selectors."""
 
 # Of the newer group, and of the core.
 _NAMES = {
@@ -22,6 +17,7 @@ _NAMES = {
     "deprecatedLastTimestamp": "lastTimestamp",
     "deprecatedSource": "source",
 }
+_OLD_NAMES = {core: new for new, core in _NAMES.items()}
 
 
 def to_core(item: dict[str, Any]) -> dict[str, Any]:
@@ -37,6 +33,5 @@ def to_core(item: dict[str, Any]) -> dict[str, Any]:
 
 def from_core(item: dict[str, Any]) -> dict[str, Any]:
     """Returns an event of the core as the newer group has it."""
-    names = {core: new for new, core in _NAMES.items()}
-    found = {names.get(key, key): value for key, value in item.items()}
+    found = {_OLD_NAMES.get(key, key): value for key, value in item.items()}
     return {**found, "apiVersion": f"{GROUP}/v1"}

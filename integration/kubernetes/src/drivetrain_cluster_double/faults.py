@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from drivetrain_cluster_double.errors import (
-    StatusError,
-    conflict,
-    expired,
-    too_many_requests,
-)
+from drivetrain_cluster_double.errors import StatusError, conflict
+from drivetrain_cluster_double.routes import Call
 from drivetrain_core import ProgramError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from drivetrain_cluster_double.routes import Call
-
-__all__ = ["Fault", "Faults", "fault_error"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,19 +55,19 @@ class Fault:
 
     def __post_init__(self) -> None:
         """Checks the fault."""
-        if not (self.status or self.drop or self.delay_s):
-            message = "a fault needs a status, drop or delay_s, got none of them"
-            raise ProgramError(message)
-        if self.status and not 400 <= self.status <= 599:
-            message = f"the status of a fault lies from 400 to 599, got {self.status}"
-            raise ProgramError(message)
-        if self.when not in {"before", "after"}:
-            message = f"a fault comes 'before' or 'after' the call, got {self.when!r}"
-            raise ProgramError(message)
-        if min(self.delay_s, self.after_events, self.skip, self.times - 1) < 0:
+        counts = (self.delay_s, self.after_events, self.skip, self.times - 1)
+        is_known = self.when in {"before", "after"} and self.status in (
+            0,
+            *range(400, 600),
+        )
+        if (
+            not (self.status or self.drop or self.delay_s)
+            or min(counts) < 0
+            or not is_known
+        ):
             message = (
-                "delay_s, after_events and skip must be at least 0 and times at least "
-                f"1, got {self.delay_s}, {self.after_events}, {self.skip}, {self.times}"
+                "a fault has a status from 400 to 599, drop or delay_s, comes 'before' or "
+                f"'after' the call, and at least once, got {self}"
             )
             raise ProgramError(message)
 
@@ -150,22 +140,17 @@ class Faults:
 
 def fault_error(fault: Fault, call: Call) -> StatusError:
     """Returns the answer that a fault orders."""
-    match fault.status:
-        case 409:
-            return conflict(call.group, call.resource, call.name)
-        case 410:
-            return expired("The provided continue parameter is too old, or the version")
-        case 429:
-            message = (
-                "the server has received too many requests and has asked us to wait"
-            )
-            return too_many_requests(message, fault.retry_after_s)
-        case 503:
-            message = "the server is currently unable to handle the request"
-            return StatusError(
-                503, "ServiceUnavailable", message, retry_after_s=fault.retry_after_s
-            )
-        case 500:
-            message = "Internal error occurred: a fault was ordered"
-            return StatusError(500, "InternalError", message)
-    return StatusError(fault.status, "Unknown", "a fault was ordered")
+    if fault.status == 409:
+        return conflict(call.group, call.resource, call.name)
+    reason, message = _ANSWERS.get(fault.status, ("Unknown", "a fault was ordered"))
+    retry_s = fault.retry_after_s if fault.status in {429, 503} else None
+    return StatusError(fault.status, reason, message, retry_after_s=retry_s)
+
+
+_ANSWERS = {
+    403: ("Forbidden", "a fault was ordered"),
+    410: ("Expired", "The provided continue parameter is too old, or the version"),
+    429: ("TooManyRequests", "the server has received too many requests"),
+    500: ("InternalError", "Internal error occurred: a fault was ordered"),
+    503: ("ServiceUnavailable", "the server is currently unable to handle the request"),
+}

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["KILL", "NOT_STARTED", "main"]
-
 KILL = signal.SIGUSR1
 """What orders it to kill everything."""
 

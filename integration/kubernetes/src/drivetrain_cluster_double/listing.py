@@ -1,31 +1,20 @@
-"""Lists and watches: what there is, in pages, and what happens from then on."""
+"""Lists, in pages, and watches: what has happened, told as it happens."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from drivetrain_cluster_double import events
-from drivetrain_cluster_double.errors import (
-    bad_request,
-    expired,
-    too_large_revision,
-)
-from drivetrain_cluster_double.selectors import (
-    Selector,
-    parse_fields,
-    parse_labels,
-)
-from drivetrain_cluster_double.store import Change, Row
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from drivetrain_cluster_double.kinds import Kind
-    from drivetrain_cluster_double.store import Store
-
-__all__ = ["Page", "list_page", "read_revision", "read_selector", "watch_events"]
+from drivetrain_cloud.kubernetes import compact_json
+from drivetrain_cluster_double import errors
+from drivetrain_cluster_double.kinds import Kind
+from drivetrain_cluster_double.routes import Request
+from drivetrain_cluster_double.selectors import Selector, parse_fields, parse_labels
+from drivetrain_cluster_double.store import Change, Row, Store
+from drivetrain_cluster_double.table import make_table
 
 
 class Page(NamedTuple):
@@ -51,17 +40,11 @@ def read_selector(kind: Kind, query: Mapping[str, str], name: str = "") -> Selec
     Raises:
         StatusError: A selector cannot be read, or is not supported.
     """
-    labels = parse_labels(query.get("labelSelector", "")).labels
-    fields = parse_fields(query.get("fieldSelector", ""), kind.fields).fields
-    if name:
-        fields += parse_fields(f"metadata.name={name}", kind.fields).fields
-    if kind.group == events.GROUP:
-        fields = tuple(
-            one._replace(key=".".join([events.FIELDS.get(first, first), *rest]))
-            for one in fields
-            for first, *rest in [one.key.split(".")]
-        )
-    return Selector(labels, fields)
+    fields = [query.get("fieldSelector", ""), f"metadata.name={name}" if name else ""]
+    return Selector(
+        parse_labels(query.get("labelSelector", "")),
+        parse_fields(",".join(filter(None, fields)), kind.fields),
+    )
 
 
 def read_revision(text: str) -> int | None:
@@ -70,12 +53,9 @@ def read_revision(text: str) -> int | None:
     Raises:
         StatusError: It is no version.
     """
-    if not text:
-        return None
-    if not text.isdigit():
-        message = f'invalid resource version "{text}": it must be a number'
-        raise bad_request(message)
-    return int(text)
+    if text and not text.isdigit():
+        raise errors.bad_request(f'invalid resource version: Invalid value: "{text}"')
+    return int(text) if text else None
 
 
 def list_page(
@@ -92,56 +72,49 @@ def list_page(
         kind: Of the objects.
         namespace: Of the objects; empty for all.
         selector: Of the objects.
-        query: Of the call: `limit`, `continue`, `resourceVersion` and
-            `resourceVersionMatch` are looked at.
+        query: Of the call: `limit`, `continue` and `resourceVersion` are looked at.
 
     Raises:
         StatusError: The version is too old, or has not been reached.
     """
-    table, start = store.table(kind.table), ("", "")
-    at, match = read_revision(query.get("resourceVersion", "")), ""
-    if token := query.get("continue"):
-        at, start, match = *_read_token(token), "Exact"
-    else:
-        match = query.get("resourceVersionMatch", "")
-        if match and at is None:
-            message = (
-                "resourceVersionMatch is forbidden unless resourceVersion is provided"
-            )
-            raise bad_request(message)
-    if at is not None and at > store.revision:
-        raise too_large_revision(at, store.revision)
-    if match == "Exact" and at is not None:
-        revision = at
-        if at < table.compacted:
-            message = (
-                "The provided continue parameter is too old to display a consistent list "
-                "result. You must start a new list without the continue parameter."
-            )
-            raise expired(message)
-        found: Iterable[tuple[Any, Row]] = [
+    if query.get("resourceVersionMatch"):
+        raise errors.not_done("a list with resourceVersionMatch")
+    table, revision, token = (
+        store.table(kind.table),
+        store.revision,
+        query.get("continue"),
+    )
+    asked = read_revision(query.get("resourceVersion", ""))
+    if asked is not None and asked > revision:
+        raise errors.too_large_revision(asked, revision)
+    try:
+        limit = int(query.get("limit") or 0)
+    except ValueError as error:
+        message = f'strconv.ParseInt: parsing "{query["limit"]}": invalid syntax'
+        raise errors.bad_request(message) from error
+    if token and asked:
+        raise errors.bad_request(
+            "specifying resource version is not allowed when using continue"
+        )
+    found: Iterable[tuple[Any, Row]] = table.find(namespace, selector)
+    if token:
+        revision, start = _read_token(token)
+        found = (
             (key, row)
-            for key, row in table.rows_at(at).items()
-            if (not namespace or key.namespace == namespace)
+            for key, row in table.rows_at(revision).items()
+            if namespace in {"", key.namespace}
             and key > start
             and selector.matches(row.item)
-        ]
-    else:
-        revision, found = store.revision, table.find(namespace, selector)
+        )
     rows = sorted(found, key=lambda entry: entry[0])
     metadata: dict[str, Any] = {"resourceVersion": str(revision)}
-    limit = int(query.get("limit") or 0)
     if 0 < limit < len(rows):
-        metadata["continue"] = _make_token(revision, rows[limit - 1][0])
-        if not selector.labels and not selector.fields:
+        place = json.dumps({"rv": revision, "start": rows[limit - 1][0]})
+        metadata["continue"] = base64.urlsafe_b64encode(place.encode()).decode()
+        if selector == Selector():
             metadata["remainingItemCount"] = len(rows) - limit
         rows = rows[:limit]
     return Page([row for _, row in rows], metadata)
-
-
-def _make_token(revision: int, last: tuple[str, str]) -> str:
-    text = json.dumps({"v": "meta.k8s.io/v1", "rv": revision, "start": last})
-    return base64.urlsafe_b64encode(text.encode()).decode()
 
 
 def _read_token(token: str) -> tuple[int, tuple[str, str]]:
@@ -150,8 +123,8 @@ def _read_token(token: str) -> tuple[int, tuple[str, str]]:
         namespace, name = found["start"]
         return int(found["rv"]), (str(namespace), str(name))
     except (ValueError, KeyError, TypeError) as error:
-        message = "continue key is not valid: use the one of the page before"
-        raise bad_request(message) from error
+        message = "invalid continue token: continue key is not valid"
+        raise errors.bad_request(message) from error
 
 
 def watch_events(
@@ -167,20 +140,122 @@ def watch_events(
         selector: Of the objects.
     """
     for change in changes:
-        if namespace and change.key.namespace != namespace:
+        if namespace not in {"", change.key.namespace}:
             continue
         before = change.before
         was_seen = before is not None and selector.matches(before.item)
         is_seen = not change.is_deleted and selector.matches(change.after.item)
         if is_seen:
             yield ("MODIFIED" if was_seen else "ADDED"), change.after
-        elif was_seen:
-            yield "DELETED", (change.after if change.is_deleted else _last(change))
+        elif before is not None and was_seen:
+            # As it was selected last, at the version at which it is no more.
+            version = {"resourceVersion": str(change.revision)}
+            last = {**before.item, "metadata": {**before.item["metadata"], **version}}
+            yield "DELETED", change.after if change.is_deleted else Row(last)
 
 
-def _last(change: Change) -> Row:
-    """Returns the object as it was selected last, at the version at which it is no more."""
-    before = change.before
-    assert before is not None
-    metadata = {**before.item["metadata"], "resourceVersion": str(change.revision)}
-    return Row({**before.item, "metadata": metadata}, before.managers)
+class Watch:
+    """What one caller is told; used in the thread of the server's loop.
+
+    Args:
+        store: Where the objects lie.
+        kind: Of the objects.
+        asked: What was asked for.
+
+    Attributes:
+        asked: What was asked for.
+        news: Set when there may be something to tell.
+        is_over: Whether nothing more will be told.
+        is_dropped: Whether the connection is to be cut.
+
+    Raises:
+        StatusError: A selector or a version cannot be read.
+    """
+
+    def __init__(self, store: Store, kind: Kind, asked: Request) -> None:
+        self._store, self._kind, self.asked = store, kind, asked
+        call, query = asked.call, asked.query
+        self._version = call.version
+        self._selector = read_selector(kind, query, call.name)
+        revision = read_revision(query.get("resourceVersion", ""))
+        self._is_marked = query.get("sendInitialEvents") == "true"
+        if self._is_marked and query.get("resourceVersionMatch") != "NotOlderThan":
+            message = "sendInitialEvents requires resourceVersionMatch"
+            raise errors.wrong_option(
+                "ListOptions", "resourceVersionMatch", "Forbidden", message
+            )
+        # Without a version, and with 0, what there is comes first.
+        self._starts_with_list = not revision or self._is_marked
+        self._revision = self._told = revision or 0
+        self.news = asyncio.Event()
+        self.is_over = self.is_dropped = self._is_followed = self._is_called = False
+        self._loop = asyncio.get_running_loop()
+        self.close = store.subscribe(self._note)
+
+    def _note(self, change: Change) -> None:
+        # One call of the loop tells of all changes that came before it.
+        if change.table == self._kind.table and not self._is_called:
+            self._is_called = True
+            self._loop.call_soon_threadsafe(self.news.set)
+
+    def drop(self) -> None:
+        """Cuts it."""
+        self.is_dropped = True
+        self.news.set()
+
+    def read(self) -> list[bytes]:
+        """Returns what is to be told now."""
+        self.news.clear()
+        with self._store.lock:
+            self._is_called = False
+            table, namespace = (
+                self._store.table(self._kind.table),
+                self.asked.call.namespace,
+            )
+            if self._starts_with_list:
+                self._starts_with_list, self._is_followed = False, True
+                page = list_page(self._store, self._kind, namespace, self._selector, {})
+                self._revision = self._told = self._store.revision
+                found = [self._event("ADDED", row) for row in page.rows]
+                return [*found, self._mark(is_first=True)] if self._is_marked else found
+            try:
+                changes = table.since(self._revision, is_followed=self._is_followed)
+            except errors.StatusError as error:
+                self.is_over = True
+                return [event_line("ERROR", error.status())]
+            self._is_followed = True
+            self._revision = max(self._revision, self._store.revision)
+        told = list(watch_events(changes, namespace, self._selector))
+        self._told = told[-1][1].revision if told else self._told
+        return [self._event(name, row) for name, row in told]
+
+    def bookmark(self) -> bytes | None:
+        """Returns what tells up to which version everything was told, if that is news."""
+        is_wanted = self.asked.query.get("allowWatchBookmarks") == "true"
+        if not is_wanted or self._told == self._revision:
+            return None
+        self._told = self._revision
+        return self._mark()
+
+    def _mark(self, *, is_first: bool = False) -> bytes:
+        metadata: dict[str, Any] = {"resourceVersion": str(self._revision)}
+        if is_first:
+            metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
+        version = self._kind.api_version(self._version)
+        item = {"kind": self._kind.name, "apiVersion": version, "metadata": metadata}
+        return event_line("BOOKMARK", item)
+
+    def _event(self, name: str, row: Row) -> bytes:
+        if self.asked.wants_table:
+            metadata = {"resourceVersion": str(row.revision)}
+            table = make_table(
+                self._kind, self._version, [row], metadata, self.asked.query
+            )
+            return event_line(name, table)
+        text = row.text(self._kind.api_version(self._version))
+        return b'{"type":"' + name.encode() + b'","object":' + text + b"}\n"
+
+
+def event_line(name: str, item: dict[str, Any]) -> bytes:
+    """Returns what tells an event of a watch."""
+    return compact_json.dumps({"type": name, "object": item}) + b"\n"

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from drivetrain_cluster_double.subresources import set_condition
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Ending", "ended", "is_to_restart", "running", "waiting", "with_readiness"]
+from drivetrain_cluster_double.api import set_condition
 
 _Item = dict[str, Any]
 
@@ -31,14 +26,8 @@ class Ending(NamedTuple):
 
     def state(self) -> _Item:
         """Returns it as the state of a container."""
-        return {
-            "terminated": {
-                "exitCode": self.code,
-                "reason": self.reason,
-                "startedAt": self.started,
-                "finishedAt": self.finished,
-            }
-        }
+        times = {"startedAt": self.started, "finishedAt": self.finished}
+        return {"terminated": {"exitCode": self.code, "reason": self.reason, **times}}
 
 
 def is_to_restart(policy: str, code: int) -> bool:
@@ -46,47 +35,53 @@ def is_to_restart(policy: str, code: int) -> bool:
     return policy == "Always" or (policy == "OnFailure" and code != 0)
 
 
-def _statuses(
+def _with_state(
     pod: _Item,
     state: _Item,
-    *,
-    is_ready: bool,
     num_restarts: int,
-    last: _Item | None = None,
-) -> list[_Item]:
-    return [
+    last: Ending | None,
+    *,
+    is_ready: bool = False,
+    **status: Any,
+) -> _Item:
+    """Returns a pod all of whose containers are in a state."""
+    parts = [
         {
             "name": one["name"],
-            "image": one.get("image", ""),
+            "image": one["image"],
             "imageID": "",
             "containerID": f"double://{pod['metadata']['uid']}/{one['name']}",
             "ready": is_ready,
             "started": "running" in state,
             "restartCount": num_restarts,
             "state": state,
-            "lastState": last or {},
+            "lastState": last.state() if last else {},
         }
         for one in pod["spec"]["containers"]
     ]
+    status = {**(pod.get("status") or {}), "containerStatuses": parts, **status}
+    return _with_conditions({**pod, "status": status}, is_ready=is_ready)
 
 
-def _with_conditions(pod: _Item, values: Mapping[str, bool], reason: str = "") -> _Item:
-    for kind, is_true in values.items():
-        condition: _Item = {"type": kind, "status": "True" if is_true else "False"}
-        if reason and not is_true:
-            condition["reason"] = reason
-        pod = set_condition(pod, condition)
+def _with_conditions(pod: _Item, *, is_ready: bool) -> _Item:
+    ready: _Item = {"status": "True" if is_ready else "False"}
+    phase = pod["status"].get("phase", "")
+    reasons = {"Succeeded": "PodCompleted", "Failed": "PodFailed"}
+    if not is_ready:
+        ready["reason"] = reasons.get(phase, "ContainersNotReady")
+    for kind in ("ContainersReady", "Ready"):
+        pod = set_condition(pod, {"type": kind, **ready})
     return pod
 
 
 def running(
     pod: _Item,
-    *,
     address: str,
     started: str,
+    num_restarts: int,
+    last: Ending | None,
+    *,
     is_ready: bool,
-    num_restarts: int = 0,
-    last: Ending | None = None,
 ) -> _Item:
     """Returns a pod whose main process runs.
 
@@ -94,40 +89,28 @@ def running(
         pod: The pod.
         address: Its own.
         started: When the process began, as RFC 3339 has it.
-        is_ready: Whether it is ready too.
         num_restarts: How often it was started again.
         last: How it ended the last time.
+        is_ready: Whether it is ready too.
     """
-    status = {
-        "startTime": started,
-        **(pod.get("status") or {}),
-        "phase": "Running",
-        "podIP": address,
-        "podIPs": [{"ip": address}],
-        "hostIP": "127.0.0.1",
-        "containerStatuses": _statuses(
-            pod,
-            {"running": {"startedAt": started}},
-            is_ready=is_ready,
-            num_restarts=num_restarts,
-            last=last.state() if last else None,
-        ),
-    }
-    values = {"Initialized": True, "ContainersReady": is_ready, "Ready": is_ready}
-    return _with_conditions({**pod, "status": status}, values)
+    addresses = {"podIP": address, "podIPs": [{"ip": address}], "hostIP": "127.0.0.1"}
+    since = (pod.get("status") or {}).get("startTime", started)
+    state = {"running": {"startedAt": started}}
+    status = {"phase": "Running", "startTime": since, **addresses}
+    found = _with_state(pod, state, num_restarts, last, is_ready=is_ready, **status)
+    return set_condition(found, {"type": "Initialized", "status": "True"})
 
 
-def with_readiness(pod: _Item, *, is_ready: bool) -> _Item:
+def with_readiness(pod: _Item, *_: object, is_ready: bool) -> _Item:
     """Returns a pod that is ready, or is not."""
     status = pod["status"]
-    parts = [{**one, "ready": is_ready} for one in status.get("containerStatuses", ())]
+    parts = [{**one, "ready": is_ready} for one in status["containerStatuses"]]
     pod = {**pod, "status": {**status, "containerStatuses": parts}}
-    values = {"ContainersReady": is_ready, "Ready": is_ready}
-    return _with_conditions(pod, values, "ContainersNotReady")
+    return _with_conditions(pod, is_ready=is_ready)
 
 
 def waiting(
-    pod: _Item, reason: str, text: str, *, num_restarts: int, last: Ending | None
+    pod: _Item, reason: str, text: str, num_restarts: int, last: Ending | None
 ) -> _Item:
     """Returns a pod whose main process does not run, but will.
 
@@ -138,36 +121,17 @@ def waiting(
         num_restarts: How often it was started again.
         last: How it ended the last time.
     """
-    statuses = _statuses(
-        pod,
-        {"waiting": {"reason": reason, "message": text}},
-        is_ready=False,
-        num_restarts=num_restarts,
-        last=last.state() if last else None,
-    )
-    status = {**(pod.get("status") or {}), "containerStatuses": statuses}
-    values = {"ContainersReady": False, "Ready": False}
-    return _with_conditions({**pod, "status": status}, values, "ContainersNotReady")
+    state = {"waiting": {"reason": reason, "message": text}}
+    return _with_state(pod, state, num_restarts, last)
 
 
-def ended(pod: _Item, ending: Ending, *, num_restarts: int, reason: str = "") -> _Item:
+def ended(pod: _Item, num_restarts: int, last: Ending) -> _Item:
     """Returns a pod whose main process has ended for good.
 
     Args:
         pod: The pod.
-        ending: How it ended.
         num_restarts: How often it was started again.
-        reason: Of the pod itself, as `DeadlineExceeded`; empty for none.
+        last: How it ended.
     """
-    phase = "Failed" if ending.code or reason else "Succeeded"
-    statuses = _statuses(pod, ending.state(), is_ready=False, num_restarts=num_restarts)
-    status = {
-        **(pod.get("status") or {}),
-        "phase": phase,
-        "containerStatuses": statuses,
-    }
-    if reason:
-        status["reason"] = reason
-    values = {"ContainersReady": False, "Ready": False}
-    why = "PodFailed" if phase == "Failed" else "PodCompleted"
-    return _with_conditions({**pod, "status": status}, values, why)
+    phase = "Failed" if last.code else "Succeeded"
+    return _with_state(pod, last.state(), num_restarts, None, phase=phase)

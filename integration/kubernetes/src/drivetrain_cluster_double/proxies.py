@@ -6,174 +6,114 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import threading
+from asyncio import StreamReader, StreamWriter
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from drivetrain_cluster_double.loop_thread import LoopThread
 from drivetrain_cluster_double.selectors import Requirement, Selector
+from drivetrain_cluster_double.store import Change, Key, Store
 from drivetrain_cluster_double.table import value_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from drivetrain_cluster_double.store import Change, Key, Store
-
-__all__ = ["Proxies", "endpoints"]
 
 logger = logging.getLogger(__name__)
 
 _Item = dict[str, Any]
-_CHUNK = 1 << 16
-
-
-def endpoints(
-    service: _Item, port: _Item, pods: Iterable[_Item]
-) -> list[tuple[str, int]]:
-    """Returns where those pods of a service listen that are ready.
-
-    Args:
-        service: The service.
-        port: Which of its ports.
-        pods: All pods that it selects.
-    """
-    target, found = port.get("targetPort", port["port"]), []
-    is_for_all = service["spec"].get("publishNotReadyAddresses")
-    for pod in pods:
-        ready = value_at(pod, '.status.conditions[?(@.type=="Ready")].status')
-        address = value_at(pod, ".status.podIP")
-        if not address or "deletionTimestamp" in pod["metadata"]:
-            continue
-        if ready != "True" and not is_for_all:
-            continue
-        number = target
-        if isinstance(target, str):
-            ports = pod["spec"]["containers"][0].get("ports") or ()
-            named = (p["containerPort"] for p in ports if p.get("name") == target)
-            number = next(named, None)
-        if number is not None:
-            found.append((address, int(number)))
-    return found
 
 
 class Proxies:
-    """Listens on the addresses of services, in a thread of its own.
+    """Listens on the addresses of services, in a thread that others use as well.
 
     Args:
         store: Of the cluster.
+        thread: In which it works.
     """
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._loop = asyncio.new_event_loop()
-        self._stop = asyncio.Event()
-        self._servers: dict[Key, tuple[_Item, list[asyncio.Server]]] = {}
-        self._lines: set[asyncio.Task[None]] = set()
+    def __init__(self, store: Store, thread: LoopThread) -> None:
+        self._store, self._thread = store, thread
+        self._servers: dict[Key, asyncio.Task[None]] = {}
         self._turn = itertools.count()
-        self._unsubscribe = store.subscribe(self._note)
-        self._thread = threading.Thread(
-            target=self._run, name="kubernetes-double-proxies", daemon=True
-        )
-
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends, and cuts what is connected."""
-        self._unsubscribe()
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join()
+        self.stop = store.subscribe(self._note)
 
     def _note(self, change: Change) -> None:
-        if change.table == ("", "services"):
-            with contextlib.suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._follow, change)
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        await self._stop.wait()
-        for _, servers in self._servers.values():
-            for server in servers:
-                server.close()
-        for line in self._lines:
-            line.cancel()
-        await asyncio.gather(*self._lines, return_exceptions=True)
-        await asyncio.sleep(0)
+        if change.table == ("", "services") and (
+            change.is_deleted or not change.before
+        ):
+            self._thread.call(self._follow, change)
 
     def _follow(self, change: Change) -> None:
-        task = self._loop.create_task(self._listen(change))
-        self._lines.add(task)
-        task.add_done_callback(self._lines.discard)
+        if (there := self._servers.pop(change.key, None)) is not None:
+            there.cancel()
+        spec = change.after.item["spec"]
+        if (
+            not change.is_deleted
+            and spec["clusterIP"] != "None"
+            and spec.get("selector")
+        ):
+            task = self._thread.run(self._listen(change.after.item))
+            self._servers[change.key] = task
 
-    async def _listen(self, change: Change) -> None:
-        key, item = change.key, change.after.item
-        spec, servers = self._servers.pop(key, ({}, []))
-        if servers and not change.is_deleted and spec == item["spec"]:
-            self._servers[key] = spec, servers
-            return
-        for server in servers:
-            server.close()
-        address = item["spec"].get("clusterIP", "None")
-        if change.is_deleted or address == "None" or not item["spec"].get("selector"):
-            return
-        opened: list[asyncio.Server] = []
-        self._servers[key] = item["spec"], opened
-        for port in item["spec"].get("ports") or ():
+    async def _listen(self, service: _Item) -> None:
+        address, port = service["spec"]["clusterIP"], service["spec"]["ports"][0]
+        lines: set[asyncio.Task[Any]] = set()
+        serve = partial(self._connect, service, port, lines)
+        try:
+            server = await asyncio.start_server(serve, address, port["port"])
+        except OSError as error:
             # One that is taken, or is none of this machine's, is not served.
-            try:
-                server = await asyncio.start_server(
-                    partial(self._connect, item, port),
-                    address,
-                    port["port"],
-                )
-            except OSError as error:
-                logger.warning("service %s: %s", key.name, error)
-            else:
-                opened.append(server)
+            logger.warning("service %s: %s", service["metadata"]["name"], error)
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            for line in lines:
+                line.cancel()
 
     async def _connect(
         self,
         service: _Item,
         port: _Item,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
+        lines: set[asyncio.Task[Any]],
+        reader: StreamReader,
+        writer: StreamWriter,
     ) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._lines.add(task)
+        lines.add(task)
         try:
-            there = self._endpoints(service, port)
-            if there:
+            if there := self._endpoints(service):
                 place = there[next(self._turn) % len(there)]
-                other_reader, other_writer = await asyncio.open_connection(*place)
+                target = port.get("targetPort", port["port"])
+                far_reader, far_writer = await asyncio.open_connection(place, target)
                 try:
-                    await asyncio.gather(
-                        _pump(reader, other_writer), _pump(other_reader, writer)
-                    )
+                    pumps = _pump(reader, far_writer), _pump(far_reader, writer)
+                    await asyncio.gather(*pumps)
                 finally:
-                    other_writer.transport.abort()
+                    far_writer.transport.abort()
         except OSError as error:
             logger.debug("service %s: %s", service["metadata"]["name"], error)
         finally:
             writer.transport.abort()
-            self._lines.discard(task)
+            lines.discard(task)
 
-    def _endpoints(self, service: _Item, port: _Item) -> list[tuple[str, int]]:
+    def _endpoints(self, service: _Item) -> list[str]:
+        """Returns the addresses of those pods of a service that are ready."""
         wanted = service["spec"]["selector"].items()
         selector = Selector(tuple(Requirement(k, "In", (v,)) for k, v in wanted))
+        namespace = service["metadata"]["namespace"]
         with self._store.lock:
-            found = self._store.table(("", "pods")).find(
-                service["metadata"]["namespace"], selector
-            )
-            pods = [row.item for _, row in found]
-        return endpoints(service, port, pods)
+            found = list(self._store.table(("", "pods")).find(namespace, selector))
+        pods = [row.item for _, row in found]
+        if not service["spec"].get("publishNotReadyAddresses"):
+            ready = '.status.conditions[?(@.type=="Ready")].status'
+            pods = [pod for pod in pods if value_at(pod, ready) == "True"]
+        there = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        addresses = (pod["status"].get("podIP") for pod in there)
+        return [address for address in addresses if address]
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(_CHUNK):
+async def _pump(reader: StreamReader, writer: StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
         writer.write(data)
         await writer.drain()
     with contextlib.suppress(OSError):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["Call", "read_call"]
+from drivetrain_cloud.kubernetes import compact_json
+from drivetrain_cluster_double.errors import bad_request, not_done
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch"}
 
@@ -60,21 +59,15 @@ def read_call(
             pass
         case _:
             return None
-    is_old_watch = rest[0] == "watch" and len(rest) > 1
-    rest = rest[1:] if is_old_watch else rest
     namespace = ""
     # A namespace itself is an object, so are its status and its finalizers.
-    if (
-        rest[0] == "namespaces"
-        and len(rest) > 2
-        and rest[2] not in {"status", "finalize"}
-    ):
+    if rest[0] == "namespaces" and rest[2:3] not in ([], ["status"], ["finalize"]):
         namespace, rest = rest[1], rest[2:]
     resource, name, subresource = [*rest, "", ""][:3]
     if len(rest) > 3:
         return None
     if method in {"GET", "HEAD"}:
-        is_watch = is_old_watch or query.get("watch") in {"true", "1"}
+        is_watch = query.get("watch") in {"true", "1"}
         verb = "watch" if is_watch else "get" if name else "list"
     elif method == "DELETE":
         verb = "delete" if name else "deletecollection"
@@ -83,3 +76,47 @@ def read_call(
     return Call(
         verb, group, version, resource, namespace, name, subresource, user_agent
     )
+
+
+class Request(NamedTuple):
+    """What a caller sends.
+
+    Attributes:
+        call: What is asked for.
+        query: Of the URL.
+        accept: Which types of answers it takes.
+        content_type: Of the body.
+        body: As it came.
+    """
+
+    call: Call
+    query: Mapping[str, str]
+    accept: str
+    content_type: str
+    body: bytes
+
+    def content(self) -> Any:
+        """Returns the body, read.
+
+        Raises:
+            StatusError: It cannot be read, or is of a form that is not done here (501).
+        """
+        if not self.content_type.endswith("json") and self.body and self.content_type:
+            raise not_done(f"a body of {self.content_type}")
+        try:
+            return compact_json.loads(self.body) if self.body else {}
+        except ValueError as error:
+            message = f"the object provided is unrecognized: json parse error: {error}"
+            raise bad_request(message) from error
+
+    @property
+    def wants_table(self) -> bool:
+        """Whether the caller takes a table before anything else.
+
+        Raises:
+            StatusError: It takes a form first that is not done here (501).
+        """
+        first = self.accept.partition(",")[0].replace(" ", "")
+        if "as=" in first and "as=Table" not in first:
+            raise not_done(f"an answer as {first}")
+        return "as=Table" in first

@@ -4,224 +4,212 @@ from __future__ import annotations
 
 import itertools
 import logging
-import queue
-import threading
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from drivetrain_cloud.kubernetes.quantities import read_quantity
+from drivetrain_cluster_double.api import Api, set_condition
 from drivetrain_cluster_double.errors import StatusError
-from drivetrain_cluster_double.recorder import record_event
-from drivetrain_cluster_double.removal import DeleteOptions
-from drivetrain_cluster_double.scheduling import (
-    Choice,
-    Load,
-    Place,
-    choose_node,
-    requests_of,
-    shape_of,
-)
-from drivetrain_cluster_double.subresources import bind, set_condition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from drivetrain_cluster_double.api import Api
-    from drivetrain_cluster_double.store import Change, Key
-
-__all__ = ["Scheduler"]
+from drivetrain_cluster_double.loop_thread import LoopThread
+from drivetrain_cluster_double.store import Change, Key
+from drivetrain_cluster_double.times import format_time
 
 logger = logging.getLogger(__name__)
 
-_ENDED = frozenset({"Succeeded", "Failed"})
 _Item = dict[str, Any]
 
 
+class Place(NamedTuple):
+    """A node, and what is on it.
+
+    Attributes:
+        node: The node.
+        allocatable: How much of what it has.
+        used: How much of that is taken.
+    """
+
+    node: _Item
+    allocatable: Mapping[str, float]
+    used: Mapping[str, float]
+
+
+def requests_of(pod: _Item) -> dict[str, float]:
+    """Returns how much of what a pod takes."""
+    found: dict[str, float] = {"pods": 1}
+    for container in pod["spec"]["containers"]:
+        requests = (container.get("resources") or {}).get("requests") or {}
+        for name, amount in requests.items():
+            found[name] = found.get(name, 0) + read_quantity(amount)
+    return found
+
+
+def shape_of(pod: _Item) -> str:
+    """Returns what pods have in common that fit on the same nodes."""
+    spec = pod["spec"]
+    return repr((requests_of(pod), spec.get("nodeSelector"), spec.get("tolerations")))
+
+
+def tolerates(pod: _Item, taint: Mapping[str, str]) -> bool:
+    """Whether a pod tolerates a taint."""
+    for one in pod["spec"].get("tolerations") or ():
+        is_any = one.get("operator") == "Exists"
+        if (
+            one.get("effect") in {None, "", taint["effect"]}
+            and (one.get("key", "") == taint["key"] or (is_any and not one.get("key")))
+            and (is_any or one.get("value", "") == taint.get("value", ""))
+        ):
+            return True
+    return False
+
+
+def choose_node(pod: _Item, places: Sequence[Place]) -> tuple[str, str]:
+    """Decides which node a pod goes to.
+
+    Nodes that the pod's selector names, and whose taints it tolerates, are tried in the
+    order in which they come.
+
+    Args:
+        pod: The pod.
+        places: The nodes, the best first.
+
+    Returns:
+        The name of the node, or an empty one and the reason.
+    """
+    wanted, why = requests_of(pod), Counter[str]()
+    for place in places:
+        reasons = [_refusal(pod, place.node)]
+        if not reasons[0]:
+            reasons = [
+                "Too many pods" if name == "pods" else f"Insufficient {name}"
+                for name, amount in wanted.items()
+                # Of sums of fractions, a little is lost.
+                if amount + place.used.get(name, 0)
+                > place.allocatable.get(name, 0) + 1e-9
+            ]
+        if not reasons:
+            return str(place.node["metadata"]["name"]), ""
+        why.update(reasons)
+    listed = ", ".join(f"{number} {reason}" for reason, number in sorted(why.items()))
+    return "", f"0/{len(places)} nodes are available: {listed or 'there are none'}."
+
+
+def _refusal(pod: _Item, node: _Item) -> str:
+    spec, node_spec = pod["spec"], node.get("spec") or {}
+    if node_spec.get("unschedulable"):
+        return "node(s) were unschedulable"
+    labels = node["metadata"].get("labels") or {}
+    selector = spec.get("nodeSelector") or {}
+    if any(labels.get(key) != value for key, value in selector.items()):
+        return "node(s) didn't match Pod's node affinity/selector"
+    for taint in node_spec.get("taints") or ():
+        if taint["effect"] != "PreferNoSchedule" and not tolerates(pod, taint):
+            return f"node(s) had untolerated taint {{{taint['key']}: {taint.get('value', '')}}}"
+    return ""
+
+
 class Scheduler:
-    """Gives pods to nodes, in a thread of its own.
+    """Gives pods to nodes.
 
     Args:
         api: Of the cluster.
+        thread: In which it works.
     """
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, thread: LoopThread) -> None:
+        self._api, self._thread = api, thread
         self._pods = api.catalog.named("Pod")
-        self._changes: queue.SimpleQueue[Change | None] = queue.SimpleQueue()
         self._places: dict[str, Place] = {}
         self._used: dict[str, dict[str, float]] = {}
-        self._loads: dict[str, dict[Key, Load]] = {}
-        self._node_of: dict[Key, str] = {}
+        # Where pods are, and what they take there.
+        self._loads: dict[Key, tuple[str, dict[str, float]]] = {}
         self._pending: dict[Key, _Item] = {}
-        self._has_room = False
+        self._is_due = False
         self._turn = itertools.count()
-        self._unsubscribe = api.store.subscribe(self._note)
-        self._thread = threading.Thread(
-            target=self._run, name="kubernetes-double-scheduler", daemon=True
-        )
-
-    def start(self) -> None:
-        """Begins."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends."""
-        self._unsubscribe()
-        self._changes.put(None)
-        self._thread.join()
+        api.store.subscribe(self._note)
 
     def _note(self, change: Change) -> None:
         if change.table in {("", "pods"), ("", "nodes")}:
-            self._changes.put(change)
+            self._thread.call(self._take_in, change)
 
-    def _run(self) -> None:
-        while True:
-            waiting = [self._changes.get()]
-            while not self._changes.empty():
-                waiting.append(self._changes.get())
-            is_new = False
-            for change in waiting:
-                if change is None:
-                    return
-                is_new |= self._attempt(self._take_in, change)
-            if (is_new or self._has_room) and self._pending:
-                self._has_room = False
-                self._attempt(self._schedule)
-
-    def _attempt(self, act: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return act(*arguments)
-        except Exception:
-            # One pod that cannot be handled must not stop the others.
-            logger.exception("scheduler: %s", arguments)
-            return False
-
-    def _take_in(self, change: Change) -> bool:
-        """Notes a change; returns whether it brings a pod that waits."""
-        item = change.after.item
+    def _take_in(self, change: Change) -> None:
+        """Notes a change, and schedules if it brings a pod that waits, or room."""
         if change.table == ("", "nodes"):
-            self._take_in_node(change, item)
-            return False
-        key, spec = change.key, item["spec"]
-        is_over = change.is_deleted or item.get("status", {}).get("phase") in _ENDED
-        node = "" if is_over else spec.get("nodeName", "")
-        if node:
-            load = Load(
-                key,
-                spec.get("priority", 0),
-                requests_of(item),
-                "deletionTimestamp" in item["metadata"],
-            )
-            self._unload(key)
-            self._load(node, load)
+            has_news = self._take_in_node(change)
         else:
-            self._has_room |= self._unload(key)
-        is_waiting = not (node or is_over or "deletionTimestamp" in item["metadata"])
-        is_waiting &= spec.get("schedulerName") == "default-scheduler"
-        is_waiting &= not spec.get("schedulingGates")
-        is_new = is_waiting and key not in self._pending
-        if is_waiting:
-            self._pending[key] = item
-        else:
-            self._pending.pop(key, None)
-        return is_new
+            has_news = self._take_in_pod(change)
+        # All that has happened meanwhile is taken in before.
+        if has_news and self._pending and not self._is_due:
+            self._is_due = True
+            self._thread.call(self._schedule)
 
-    def _take_in_node(self, change: Change, item: _Item) -> None:
-        name = change.key.name
+    def _take_in_pod(self, change: Change) -> bool:
+        key, item = change.key, change.after.item
+        spec, is_ended = (
+            item["spec"],
+            item["status"]["phase"] in {"Succeeded", "Failed"},
+        )
+        node = "" if change.is_deleted or is_ended else spec.get("nodeName", "")
+        had_place = self._unload(key)
+        if node:
+            self._load(key, node, item)
+        was_pending = self._pending.pop(key, None)
+        is_over = node or is_ended or "deletionTimestamp" in item["metadata"]
+        is_ours = spec["schedulerName"] == "default-scheduler"
+        if is_ours and not (
+            is_over or spec.get("schedulingGates") or change.is_deleted
+        ):
+            self._pending[key] = item
+        return (had_place and not node) or (key in self._pending and not was_pending)
+
+    def _take_in_node(self, change: Change) -> bool:
+        name, item = change.key.name, change.after.item
         if change.is_deleted:
             self._places.pop(name, None)
-            return
-        self._has_room = True
-        used = self._used.setdefault(name, {})
-        loads = self._loads.setdefault(name, {})
-        given = item.get("status", {}).get("allocatable") or {}
+            return False
+        given = item["status"].get("allocatable") or {}
         allocatable = {key: read_quantity(amount) for key, amount in given.items()}
-        self._places[name] = Place(item, allocatable, used, loads)
+        self._places[name] = Place(item, allocatable, self._used.setdefault(name, {}))
+        return True
 
-    def _load(self, node: str, load: Load) -> None:
-        used = self._used.setdefault(node, {})
-        self._loads.setdefault(node, {})[load.key] = load
-        self._node_of[load.key] = node
-        for name, amount in load.requests.items():
+    def _load(self, key: Key, node: str, pod: _Item) -> None:
+        used, requests = self._used.setdefault(node, {}), requests_of(pod)
+        self._loads[key] = node, requests
+        for name, amount in requests.items():
             used[name] = used.get(name, 0) + amount
 
     def _unload(self, key: Key) -> bool:
-        node = self._node_of.pop(key, None)
-        if node is None:
-            return False
-        used = self._used[node]
-        for name, amount in self._loads[node].pop(key).requests.items():
-            used[name] -= amount
-        return True
+        node, requests = self._loads.pop(key, ("", {}))
+        for name, amount in requests.items():
+            self._used[node][name] -= amount
+        return bool(node)
 
     def _schedule(self) -> None:
-        """Tries all pods that wait, those of a high priority first."""
-        failed: set[str] = set()
-        order = sorted(
-            self._pending.items(), key=lambda e: -e[1]["spec"].get("priority", 0)
-        )
-        for key, pod in order:
-            shape = shape_of(pod)
+        """Tries all pods that wait, in the order in which they came."""
+        self._is_due, failed = False, set[str]()
+        for key, pod in list(self._pending.items()):
+            shape, node, reason = shape_of(pod), "", ""
             # What has no room for one has none for the next.
-            if shape in failed and not pod.get("status", {}).get("nominatedNodeName"):
-                self._tell_waiting(key, pod, "")
-                continue
-            choice = choose_node(pod, self._in_turn())
+            if shape not in failed:
+                places = list(self._places.values())
+                # Each time another one is first, so that pods spread.
+                at = next(self._turn) % max(1, len(places))
+                node, reason = choose_node(pod, places[at:] + places[:at])
             try:
-                if choice.node and not choice.victims:
-                    self._bind(key, pod, choice.node)
-                    continue
-                failed.add(shape)
-                self._make_room(key, pod, choice)
+                if node:
+                    self._api.bind(*key, node)
+                    del self._pending[key]
+                    self._load(key, node, pod)
+                else:
+                    failed.add(shape)
+                    self._tell_waiting(key, pod, reason)
             except StatusError as error:
                 logger.debug("pod %s: %s", key.name, error)
 
-    def _in_turn(self) -> list[Place]:
-        """Returns the nodes, each time another one first, so that pods spread."""
-        places = list(self._places.values())
-        at = next(self._turn) % max(1, len(places))
-        return places[at:] + places[:at]
-
-    def _bind(self, key: Key, pod: _Item, node: str) -> None:
-        bind(self._api, self._pods, *key, {"target": {"name": node}})
-        del self._pending[key]
-        self._load(node, Load(key, pod["spec"].get("priority", 0), requests_of(pod)))
-
-    def _make_room(self, key: Key, pod: _Item, choice: Choice) -> None:
-        self._tell_waiting(key, pod, choice.reason)
-        if not choice.victims:
-            return
-        loads = self._loads[choice.node]
-        victims = [loads[one] for one in choice.victims if one in loads]
-        nominated = {"nominatedNodeName": choice.node}
-        if pod.get("status", {}).get("nominatedNodeName") != choice.node:
-            self._api.change(
-                self._pods,
-                *key,
-                lambda item: {**item, "status": {**item["status"], **nominated}},
-            )
-        for victim in victims:
-            if victim.is_ending:
-                continue
-            condition = {
-                "type": "DisruptionTarget",
-                "status": "True",
-                "reason": "PreemptionByScheduler",
-                "message": f"default-scheduler: preempting to accommodate {key.name}",
-            }
-            self._api.change(
-                self._pods,
-                *victim.key,
-                partial(set_condition, condition=condition),
-            )
-            self._api.delete(self._pods, *victim.key, DeleteOptions())
-
     def _tell_waiting(self, key: Key, pod: _Item, reason: str) -> None:
         conditions = pod.get("status", {}).get("conditions") or ()
-        there = next((c for c in conditions if c["type"] == "PodScheduled"), None)
-        if there is not None and there.get("message") == (
-            reason or there.get("message")
-        ):
+        there = [c.get("message") for c in conditions if c["type"] == "PodScheduled"]
+        if there and reason in {"", there[0]}:
             return
         condition = {
             "type": "PodScheduled",
@@ -230,7 +218,34 @@ class Scheduler:
             "message": reason or "there is no room, as for others that want the same",
         }
         self._api.change(self._pods, *key, lambda item: set_condition(item, condition))
-        if there is None:
-            record_event(
-                self._api, pod, "FailedScheduling", condition["message"], "Warning"
-            )
+        if not there:
+            _record_event(self._api, pod, "FailedScheduling", condition["message"])
+
+
+def _record_event(api: Api, about: dict[str, Any], reason: str, text: str) -> None:
+    """Records a warning of the scheduler; nothing if the object's namespace is gone.
+
+    Args:
+        api: Of the cluster.
+        about: The object.
+        reason: A word for programs.
+        text: For people.
+    """
+    metadata, now = about["metadata"], format_time()
+    names = {key: metadata[key] for key in ("name", "namespace", "uid")}
+    item = {
+        "metadata": {"generateName": f"{metadata['name'][:40]}."},
+        "involvedObject": {key: about[key] for key in ("apiVersion", "kind")} | names,
+        "reason": reason,
+        "message": text,
+        "type": "Warning",
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "source": {"component": "default-scheduler"},
+        "reportingComponent": "default-scheduler",
+    }
+    try:
+        api.create(api.catalog.named("Event", "v1"), metadata["namespace"], item)
+    except StatusError:
+        return

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from drivetrain_cluster_double.errors import StatusError, bad_request
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = [
-    "EVERYTHING",
-    "Requirement",
-    "Selector",
-    "field_value",
-    "parse_fields",
-    "parse_labels",
-    "selector_of",
-]
+from drivetrain_cluster_double.errors import bad_request
 
 _TERM = re.compile(
     r"""\s*(?:
-        (?P<absent>!)\s*(?P<name0>[\w./-]+)
-      | (?P<name1>[\w./-]+)\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\)
-      | (?P<name2>[\w./-]+)\s*(?P<sign>==|!=|=|>|<)\s*(?P<value>[\w.-]*)
-      | (?P<name3>[\w./-]+)
+        !\s*(?P<absent>[\w./-]+)
+      | (?P<member>[\w./-]+)\s+(?P<set>in|notin)\s*\((?P<values>[^()]*)\)
+      | (?P<key>[\w./-]+)\s*(?P<sign>==|!=|=|>|<)\s*(?P<value>[\w.-]*)
+      | (?P<present>[\w./-]+)
     )\s*(?:,|$)""",
     re.VERBOSE,
 )
+_SIGNS = {"in": "In", "notin": "NotIn", "!=": "NotIn", ">": "Gt", "<": "Lt"}
+_MOST_CHARS = 63
 
 
 class Requirement(NamedTuple):
@@ -46,15 +36,10 @@ class Requirement(NamedTuple):
 
     def holds(self, value: str | None) -> bool:
         """Whether a value meets the condition; None if there is no value."""
-        match self.operator:
-            case "In":
-                return value in self.values
-            case "NotIn":
-                return value not in self.values
-            case "Exists":
-                return value is not None
-            case "DoesNotExist":
-                return value is None
+        if self.operator in {"In", "NotIn"}:
+            return (value in self.values) == (self.operator == "In")
+        if self.operator in {"Exists", "DoesNotExist"}:
+            return (value is None) == (self.operator == "DoesNotExist")
         try:
             number, bound = int(value or ""), int(self.values[0])
         except ValueError:
@@ -70,7 +55,7 @@ class Selector(NamedTuple):
         fields: On fields.
 
     Example:
-        >>> selector = parse_labels("app=train,tier in (a, b),!old")
+        >>> selector = Selector(parse_labels("app=train,tier in (a, b),!old"))
         >>> selector.matches({"metadata": {"labels": {"app": "train", "tier": "b"}}})
         True
     """
@@ -80,28 +65,22 @@ class Selector(NamedTuple):
 
     def matches(self, item: Mapping[str, Any]) -> bool:
         """Whether an object meets all conditions."""
-        if self.labels:
-            labels = item["metadata"].get("labels") or {}
-            if not all(one.holds(labels.get(one.key)) for one in self.labels):
-                return False
-        return all(one.holds(field_value(item, one.key)) for one in self.fields)
+        labels = item["metadata"].get("labels") or {}
+        return all(one.holds(labels.get(one.key)) for one in self.labels) and all(
+            one.holds(_field(item, one.key)) for one in self.fields
+        )
 
 
-EVERYTHING = Selector()
-"""The selector that all objects meet."""
-
-
-def field_value(item: Mapping[str, Any], path: str) -> str:
-    """Returns a field as a selector sees it: as a string, empty if it is missing."""
+def _field(item: Mapping[str, Any], path: str) -> str:
     value: Any = item
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     if isinstance(value, bool):
-        return "true" if value else "false"
+        return str(value).lower()
     return "" if value is None else str(value)
 
 
-def parse_labels(text: str) -> Selector:
+def parse_labels(text: str) -> tuple[Requirement, ...]:
     """Reads a selector of labels.
 
     Raises:
@@ -111,29 +90,29 @@ def parse_labels(text: str) -> Selector:
     while at < len(text):
         term = _TERM.match(text, at)
         if term is None:
-            message = f"unable to parse requirement: found {text[at:]!r} in {text!r}"
-            raise bad_request(message)
-        found.append(_requirement(term))
+            raise bad_request(f"unable to parse requirement: found {text[at:]!r}")
         at = term.end()
-    return Selector(labels=tuple(found))
-
-
-def _requirement(term: re.Match[str]) -> Requirement:
-    if term["absent"]:
-        return Requirement(term["name0"], "DoesNotExist")
-    if term["set"]:
-        values = tuple(value.strip() for value in term["values"].split(","))
-        return Requirement(
-            term["name1"], "In" if term["set"] == "in" else "NotIn", values
+        if name := term["absent"] or term["present"]:
+            found.append(
+                Requirement(name, "DoesNotExist" if term["absent"] else "Exists")
+            )
+            continue
+        values = term["values"].split(",") if term["set"] else [term["value"]]
+        values = [value.strip() for value in values]
+        if long := [value for value in values if len(value) > _MOST_CHARS]:
+            message = (
+                f"unable to parse requirement: Invalid value: {long[0]!r}: must be no "
+                f"more than {_MOST_CHARS} bytes"
+            )
+            raise bad_request(message)
+        operator = _SIGNS.get(term["set"] or term["sign"], "In")
+        found.append(
+            Requirement(term["member"] or term["key"], operator, tuple(values))
         )
-    if term["sign"]:
-        names = {"!=": "NotIn", ">": "Gt", "<": "Lt"}
-        operator = names.get(term["sign"], "In")
-        return Requirement(term["name2"], operator, (term["value"],))
-    return Requirement(term["name3"], "Exists")
+    return tuple(found)
 
 
-def parse_fields(text: str, allowed: frozenset[str]) -> Selector:
+def parse_fields(text: str, allowed: frozenset[str]) -> tuple[Requirement, ...]:
     """Reads a selector of fields.
 
     Args:
@@ -147,39 +126,9 @@ def parse_fields(text: str, allowed: frozenset[str]) -> Selector:
     for term in filter(None, text.split(",")):
         parts = re.fullmatch(r"\s*([^=!]+?)\s*(==|!=|=)\s*(.*?)\s*", term)
         if parts is None:
-            message = f"invalid selector: {term!r}; can't understand {term!r}"
-            raise bad_request(message)
+            raise bad_request(f"invalid selector: {term!r}; can't understand {term!r}")
         key, sign, value = parts.groups()
         if key not in allowed:
-            message = f"field label not supported: {key}"
-            raise bad_request(message)
-        operator = "NotIn" if sign == "!=" else "In"
-        found.append(Requirement(key, operator, (value,)))
-    return Selector(fields=tuple(found))
-
-
-def selector_of(spec: Mapping[str, Any] | None) -> Selector | None:
-    """Returns the selector that an object holds, as `spec.selector` of a Deployment.
-
-    Args:
-        spec: With `matchLabels` and `matchExpressions`.
-
-    Returns:
-        The selector; None if there is none, which selects nothing.
-
-    Raises:
-        StatusError: An operator is unknown.
-    """
-    if spec is None:
-        return None
-    found = [
-        Requirement(key, "In", (value,))
-        for key, value in (spec.get("matchLabels") or {}).items()
-    ]
-    for one in spec.get("matchExpressions") or []:
-        operator, values = one.get("operator", ""), tuple(one.get("values") or ())
-        if operator not in {"In", "NotIn", "Exists", "DoesNotExist"}:
-            message = f"{operator!r} is not a valid label selector operator"
-            raise StatusError(422, "Invalid", message)
-        found.append(Requirement(one["key"], operator, values))
-    return Selector(labels=tuple(found))
+            raise bad_request(f"field label not supported: {key}")
+        found.append(Requirement(key, _SIGNS.get(sign, "In"), (value,)))
+    return tuple(found)

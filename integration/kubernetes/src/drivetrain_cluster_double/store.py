@@ -9,27 +9,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from drivetrain_cloud.kubernetes import compact_json
 from drivetrain_cluster_double import events
 from drivetrain_cluster_double.errors import expired
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from drivetrain_cluster_double.kinds import TableName
-    from drivetrain_cluster_double.ownership import Manager
-    from drivetrain_cluster_double.selectors import Selector
-
-__all__ = ["Change", "Key", "Row", "Store", "Table"]
+from drivetrain_cluster_double.kinds import TableName
+from drivetrain_cluster_double.selectors import Selector
 
 # Fields by which objects are found at once.
 _INDEXED = ("spec.nodeName", "involvedObject.uid", "involvedObject.name")
-
-
-_NAMES = frozenset({"kind", "apiVersion"})
 
 
 class Key(NamedTuple):
@@ -39,49 +30,45 @@ class Key(NamedTuple):
     name: str
 
 
+def key_of(item: dict[str, Any]) -> Key:
+    """Returns the name of an object."""
+    return Key(item["metadata"].get("namespace", ""), item["metadata"]["name"])
+
+
 class Row:
     """One version of an object.
 
     Args:
         item: The object; nobody changes it.
-        managers: Who has set which of its fields.
 
     Attributes:
         revision: Its version.
     """
 
-    __slots__ = ("_texts", "item", "managers", "revision")
+    __slots__ = ("_texts", "item", "revision")
 
-    def __init__(self, item: dict[str, Any], managers: tuple[Manager, ...]) -> None:
-        self.item, self.managers = item, managers
-        self.revision = int(item["metadata"]["resourceVersion"])
+    def __init__(self, item: dict[str, Any]) -> None:
+        self.item, self.revision = item, int(item["metadata"]["resourceVersion"])
         self._texts: dict[str, bytes] = {}
 
-    def shown(self, api_version: str = "") -> dict[str, Any]:
-        """Returns the object as clients see it, with who manages it."""
-        item = self.item
+    def shown(self, api_version: str) -> dict[str, Any]:
+        """Returns the object as it is in a version."""
         if api_version.startswith(events.GROUP):
-            item = events.from_core(item)
-        elif api_version and api_version != item["apiVersion"]:
-            item = {**item, "apiVersion": api_version}
-        if not self.managers:
-            return item
-        entries = [manager.entry() for manager in self.managers]
-        return {**item, "metadata": {**item["metadata"], "managedFields": entries}}
+            return events.from_core(self.item)
+        return {**self.item, "apiVersion": api_version}
 
-    def text(self, api_version: str = "", *, is_bare: bool = False) -> bytes:
+    def text(self, api_version: str, *, is_bare: bool = False) -> bytes:
         """Returns the object as JSON; it is made once.
 
         Args:
             api_version: In which it is shown.
             is_bare: Whether to leave out which kind it is.
         """
-        api_version = api_version or self.item["apiVersion"]
         found = self._texts.get(api_version)
         if found is None:
-            bare = {k: v for k, v in self.shown(api_version).items() if k not in _NAMES}
-            found = compact_json.dumps(bare)
-            self._texts[api_version] = found
+            shown = self.shown(api_version).items()
+            bare = {k: v for k, v in shown if k not in {"kind", "apiVersion"}}
+            found = self._texts[api_version] = compact_json.dumps(bare)
         if is_bare:
             return found
         names = f'{{"kind":"{self.item["kind"]}","apiVersion":"{api_version}",'
@@ -128,17 +115,13 @@ class Table:
 
     def put(self, change: Change) -> None:
         """Makes a change."""
-        if change.before is not None:
-            for term in _terms(change.key, change.before.item):
-                there = self._by_term[term]
-                del there[change.key]
-                if not there:
-                    del self._by_term[term]
+        for term in _terms(change.before):
+            del self._by_term[term][change.key]
         if change.is_deleted:
             del self.rows[change.key]
         else:
             self.rows[change.key] = change.after
-            for term in _terms(change.key, change.after.item):
+            for term in _terms(change.after):
                 self._by_term.setdefault(term, {})[change.key] = change.after
         self._changes.append(change)
         if len(self._changes) > 2 * self._num_changes:
@@ -151,6 +134,7 @@ class Table:
         if at:
             self._lost = self._changes[at - 1].revision
             del self._changes[:at]
+        self._by_term = {term: rows for term, rows in self._by_term.items() if rows}
 
     def since(self, revision: int, *, is_followed: bool = False) -> list[Change]:
         """Returns the changes after a version.
@@ -164,8 +148,7 @@ class Table:
             StatusError: They are not all remembered.
         """
         if revision < (self._lost if is_followed else self.compacted):
-            message = f"too old resource version: {revision} ({self.compacted})"
-            raise expired(message)
+            raise expired(f"too old resource version: {revision} ({self.compacted})")
         at = bisect_right(self._changes, revision, key=attrgetter("revision"))
         return self._changes[at:]
 
@@ -175,11 +158,8 @@ class Table:
         Raises:
             StatusError: That is too long ago.
         """
-        changes = self.since(revision)
-        if not changes:
-            return self.rows
         rows = dict(self.rows)
-        for change in reversed(changes):
+        for change in reversed(self.since(revision)):
             if change.before is None:
                 del rows[change.key]
             else:
@@ -193,34 +173,31 @@ class Table:
             namespace: Of the objects; empty for all namespaces.
             selector: Of the objects.
         """
-        terms = [(f"l:{r.key}", r) for r in selector.labels]
-        terms += [(f"f:{r.key}", r) for r in selector.fields if r.key in _INDEXED]
-        wanted = [
-            (name, one.values[0])
-            for name, one in terms
-            if one.operator == "In" and len(one.values) == 1 and one.values[0]
-        ]
-        wanted += [("ns", namespace)] * bool(namespace)
+        wanted = [("ns", namespace)] if namespace else []
+        for one in (*selector.labels, *selector.fields):
+            if one.operator == "In" and len(one.values) == 1 and one.values[0]:
+                if one in selector.labels:
+                    wanted.append((f"l:{one.key}", one.values[0]))
+                elif one.key in _INDEXED:
+                    wanted.append((f"f:{one.key}", one.values[0]))
         candidates = [self._by_term.get(term, {}) for term in wanted]
         for key, row in min(candidates, key=len, default=self.rows).items():
-            if (not namespace or key.namespace == namespace) and selector.matches(
-                row.item
-            ):
+            if namespace in {"", key.namespace} and selector.matches(row.item):
                 yield key, row
 
 
-def _terms(key: Key, item: dict[str, Any]) -> list[tuple[str, str]]:
-    labels = item["metadata"].get("labels")
-    found = [(f"l:{name}", value) for name, value in labels.items()] if labels else []
+def _terms(row: Row | None) -> Iterator[tuple[str, str]]:
+    if row is None:
+        return
+    metadata = row.item["metadata"]
+    for name, value in (metadata.get("labels") or {}).items():
+        yield f"l:{name}", value
     for path in _INDEXED:
         first, last = path.split(".")
-        part = item.get(first)
-        value = part.get(last) if isinstance(part, dict) else None
-        if value:
-            found.append((f"f:{path}", str(value)))
-    if key.namespace:
-        found.append(("ns", key.namespace))
-    return found
+        if value := (row.item.get(first) or {}).get(last):
+            yield f"f:{path}", str(value)
+    if "namespace" in metadata:
+        yield "ns", metadata["namespace"]
 
 
 class Store:
@@ -254,41 +231,25 @@ class Store:
         return self.table(name).rows.get(key)
 
     def put(
-        self, name: TableName, item: dict[str, Any], managers: tuple[Manager, ...] = ()
+        self, name: TableName, item: dict[str, Any], *, is_deleted: bool = False
     ) -> Row:
-        """Adds an object, or puts it in the place of its last version.
+        """Adds an object, puts it in the place of its last version, or deletes it.
 
         Args:
             name: Of which kind it is.
             item: Whole but for its version; nobody changes it from now on.
-            managers: Who has set which of its fields.
+            is_deleted: Whether it is gone; `item` is what watchers see go.
         """
-        metadata = item["metadata"]
-        key = Key(metadata.get("namespace", ""), metadata["name"])
+        key = key_of(item)
         before = self.get(name, key)
         self.revision += 1
-        versioned = {**metadata, "resourceVersion": str(self.revision)}
-        row = Row({**item, "metadata": versioned}, managers)
-        self._index_owners((name, key), before, row)
-        self._by_uid[metadata["uid"]] = name, key
-        self._make(Change(self.revision, name, key, before, row))
-        return row
-
-    def remove(self, name: TableName, key: Key, last: dict[str, Any]) -> Row:
-        """Deletes an object.
-
-        Args:
-            name: Of which kind it is.
-            key: Which one.
-            last: The object as watchers see it go.
-        """
-        before = self.table(name).rows[key]
-        self.revision += 1
-        metadata = {**last["metadata"], "resourceVersion": str(self.revision)}
-        row = Row({**last, "metadata": metadata}, before.managers)
-        self._index_owners((name, key), before, None)
-        self._by_uid.pop(metadata["uid"], None)
-        self._make(Change(self.revision, name, key, before, row, is_deleted=True))
+        version = {"resourceVersion": str(self.revision)}
+        row = Row({**item, "metadata": {**item["metadata"], **version}})
+        self._index((name, key), before, None if is_deleted else row)
+        change = Change(self.revision, name, key, before, row, is_deleted)
+        self.table(name).put(change)
+        for listener in self._listeners:
+            listener(change)
         return row
 
     def find_uid(self, uid: str) -> tuple[TableName, Key] | None:
@@ -314,26 +275,19 @@ class Store:
 
         return unsubscribe
 
-    def _make(self, change: Change) -> None:
-        self.table(change.table).put(change)
-        for listener in self._listeners:
-            listener(change)
-
-    def _index_owners(
+    def _index(
         self, place: tuple[TableName, Key], before: Row | None, after: Row | None
     ) -> None:
-        old, new = _owners(before), _owners(after)
-        if old == new:
-            return
-        for uid in old:
-            there = self._by_owner.get(uid, {})
-            there.pop(place, None)
-            if not there:
-                self._by_owner.pop(uid, None)
-        for uid in new:
+        for uid in _owners(before):
+            self._by_owner.get(uid, {}).pop(place, None)
+        for uid in _owners(after):
             self._by_owner.setdefault(uid, {})[place] = None
+        if before is not None:
+            self._by_uid.pop(before.item["metadata"]["uid"], None)
+        if after is not None:
+            self._by_uid[after.item["metadata"]["uid"]] = place
 
 
 def _owners(row: Row | None) -> Iterable[str]:
     references = row.item["metadata"].get("ownerReferences") if row else None
-    return [one["uid"] for one in references] if references else []
+    return [one["uid"] for one in references or ()]
