@@ -48,7 +48,13 @@ def test_validate_says_which_field_is_wrong(spec, field, reason, part):
 
 @pytest.mark.parametrize(
     "spec",
-    [{"port": 80}, {"port": "http"}, {"free": {"any": [1, None]}}, {"replicas": 2.0}],
+    [
+        {"port": 80},
+        {"port": "http"},
+        {"free": {"any": [1, None]}},
+        {"replicas": 2.0},
+        {"replicas": 10**400},
+    ],
 )
 def test_validate_lets_good_objects_pass(spec):
     assert told(widget(**spec)) == {}

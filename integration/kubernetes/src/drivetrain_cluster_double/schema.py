@@ -141,7 +141,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "array": lambda v: isinstance(v, list),
     "string": lambda v: isinstance(v, str),
     "boolean": lambda v: isinstance(v, bool),
-    "integer": lambda v: _is_number(v) and float(v).is_integer(),
+    "integer": lambda v: _is_number(v) and (isinstance(v, int) or v.is_integer()),
     "number": _is_number,
 }
 
