@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -27,6 +26,7 @@ from drivetrain_core._errors import (
 )
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Iterator, Sequence
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "UsageError",
     "add_commands",
     "add_options",
-    "add_script",
     "add_version",
     "as_wrong_use",
     "busy",
@@ -84,14 +83,6 @@ def run_program(
     populate(parser)
     arguments = parser.parse_args(argv)
     return run_command(program, arguments.run, arguments)
-
-
-def add_script(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of a command that runs a training script: it and its own."""
-    parser.add_argument("script", help="a training script that calls accelerate")
-    parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="arguments of the script"
-    )
 
 
 def add_version(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from importlib.metadata import version
+from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from drivetrain_core.commands import deferred, integer, number, run_program
+from drivetrain_core.commands import add_options, deferred, run_program
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
-
-# One in the middle is killed, with some before it and some after.
-_FEWEST_STEPS = 4
 
 
 def populate_parser(parser: argparse.ArgumentParser) -> None:
@@ -21,32 +19,7 @@ def populate_parser(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: The parser, empty or a sub-parser of another command.
     """
-    parser.add_argument(
-        "--out",
-        default="quickstart",
-        metavar="FOLDER",
-        help="where the results go (%(default)s)",
-    )
-    text = "budget of the search, instead of 180"
-    parser.add_argument("--seconds", type=number(above=0), help=text)
-    parser.add_argument(
-        "--steps",
-        type=integer(_FEWEST_STEPS),
-        help="training steps of each run, instead of as many as eight minutes allow",
-    )
-    parser.add_argument(
-        "script",
-        metavar="SCRIPT",
-        nargs="?",
-        help="a training script of yours that calls accelerate, and train_step in its "
-        "loop; without it, a small language model is trained",
-    )
-    parser.add_argument(
-        "arguments",
-        nargs=argparse.REMAINDER,
-        metavar="...",
-        help="of the script, to its end",
-    )
+    add_options(parser, files(__package__) / "options.toml")
     parser.set_defaults(run=deferred("drivetrain.quickstart._start:run"))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from drivetrain_core import DistributedError
-from drivetrain_core.commands import as_wrong_use, integer, number
+from drivetrain_core.commands import add_options, as_wrong_use
 from drivetrain_core.services import ClusterSpec
 from drivetrain_fabric.adviser import (
     advise,
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from drivetrain_fabric.adviser import Facts, Report
 
 _DEFAULT_RANKS = 8
-_MOST = 10**9
 # Options that are arguments of `with_given`.
 _GIVEN = ("nccl_version", "delay_ms", "gbps", "flow_gbps", "paths", "dscp")
 
@@ -46,49 +46,8 @@ def populate_advise(commands: Any) -> None:
         help="say what to set for NCCL, Gloo and the kernel on this network",
         allow_abbrev=False,
     )
-    text = f"of the job (the default: {_DEFAULT_RANKS})"
-    parser.add_argument("--ranks", type=integer(1, _MOST), help=text)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument(
-        "--as",
-        dest="form",
-        choices=("table", "env", "diff"),
-        default="table",
-        help="a table, lines for a shell, or what changes (the default: %(default)s)",
-    )
-    form.add_argument("--json", action="store_true", help="print JSON")
-    _populate_facts(parser)
+    add_options(parser, files(__package__) / "options.toml")
     parser.set_defaults(run=_run)
-
-
-def _populate_facts(parser: argparse.ArgumentParser) -> None:
-    facts = parser.add_argument_group(
-        "what a host cannot see; given by hand, it counts more than what is read"
-    )
-    facts.add_argument("--nccl-version", metavar="2.29.7", help="of NCCL")
-    for option, kind, text in (
-        ("delay-ms", number(0, 60_000), "of a message to another host, one way"),
-        ("gbps", number(above=0, most=_MOST), "what a card sends, in Gbit/s"),
-        (
-            "flow-gbps",
-            number(above=0, most=_MOST),
-            "what one TCP connection carries, in Gbit/s",
-        ),
-        (
-            "paths",
-            integer(1, _MOST),
-            "over how many equal ways switches spread connections",
-        ),
-        ("dscp", integer(0, 63), "the mark of packets that switches do not drop"),
-    ):
-        facts.add_argument(f"--{option}", type=kind, help=text)
-    facts.add_argument(
-        "--measured", metavar="FILE", help="what drivetrain comm tune --json printed"
-    )
-    facts.add_argument("--cluster", metavar="FILE", help="the cluster, as YAML")
-    facts.add_argument(
-        "--root", metavar="DIR", help="a copy of another host's sys, proc and etc"
-    )
 
 
 def _run(args: argparse.Namespace) -> int:

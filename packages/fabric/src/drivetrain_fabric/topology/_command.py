@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from drivetrain_core.commands import deferred, number
+from drivetrain_core.commands import add_options, deferred
 from drivetrain_fabric.topology._draw_host import host_svg
 from drivetrain_fabric.topology._draw_text import host_rich, host_text
 from drivetrain_fabric.topology._file import load_topology, topology_to_json
@@ -36,31 +37,7 @@ def populate_topo(
         help="show GPUs, network cards, and how they hang together",
         allow_abbrev=False,
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--sysfs",
-        metavar="DIR",
-        help="read a copy of another host's /sys, without NVML",
-    )
-    source.add_argument(
-        "--file", metavar="FILE", help="read what --json has written, of any host"
-    )
-    source.add_argument(
-        "--measure",
-        action="store_true",
-        help="measure the links between ranks; run it on all of them, under torchrun",
-    )
-    parser.add_argument(
-        "--budget",
-        metavar="SECONDS",
-        type=number(above=0),
-        default=5.0,
-        help="how long --measure may take, about (default: 5)",
-    )
-    parser.add_argument("--svg", metavar="FILE", help="write a picture as well")
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON, for other programs"
-    )
+    add_options(parser, files(__package__) / "options.toml")
     parser.set_defaults(run=_run)
 
 
