@@ -32,7 +32,7 @@ def manifests():
         one
         for text in texts
         for one in yaml.safe_load_all(text)
-        if one["kind"] != "Deployment"
+        if one["kind"] not in {"Deployment", "PodDisruptionBudget"}
     ]
 
 

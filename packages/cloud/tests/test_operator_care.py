@@ -335,6 +335,15 @@ def test_worker_beyond_replicas_that_no_node_takes_is_withdrawn(spot):
     assert not deleted(reconcile(seen(job, *pods, view=view, wall_s=99.0), 1.0))
 
 
+def test_spot_worker_that_others_stand_in_for_is_waited_for():
+    job = a_job(minReplicas=1, spot={"enabled": True}, status={"phase": "Running"})
+    dear = worker_pod(job, parse_job(job), 2, Market.ON_DEMAND, "10.0.0.1")
+    dear["metadata"]["uid"], dear["status"] = "u", {"phase": "Running"}
+    long_ago = "1970-01-01T00:00:05Z"
+    pods = [a_worker(job, 0), unplaced(job, 1, long_ago), dear]
+    assert not deleted(reconcile(seen(job, *pods, view=JobView(), wall_s=99.0), 1.0))
+
+
 def test_group_of_volcano_is_there_before_any_pods():
     job = a_job(runPolicy={"gang": "Volcano"})
     plan = reconcile(seen(job, a_worker(job, 0)), 1.0)

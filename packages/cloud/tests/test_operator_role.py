@@ -44,6 +44,7 @@ def permissions():
         (group, resource, verb)
         for role in manifests()
         if role["kind"] == "ClusterRole"
+        and role["metadata"]["name"] == "drivetrain-operator"
         for rule in role["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]

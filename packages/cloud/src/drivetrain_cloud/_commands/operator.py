@@ -7,10 +7,12 @@ import logging
 import os
 import signal
 import socket
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from drivetrain_cloud.kubernetes.api_client import ApiClient
 from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
+from drivetrain_cloud.kubernetes.health_server import HealthServer
 from drivetrain_cloud.kubernetes.leader_election import LeaderElection
 from drivetrain_cloud.kubernetes.operator import Operator
 from drivetrain_cloud.kubernetes.serve import serve
@@ -18,6 +20,8 @@ from drivetrain_cloud.kubernetes.training_job.controller import TrainingJobContr
 
 if TYPE_CHECKING:
     import argparse
+
+    from drivetrain_cloud.kubernetes.control_loop import ControlLoop
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -43,14 +47,23 @@ async def _operate(arguments: argparse.Namespace) -> int:
                 or f"{socket.gethostname()}-{os.getpid()}",
             )
 
-        async def work() -> None:
-            options: dict[str, Any] = {
-                "namespace": arguments.namespace,
-                "num_workers": arguments.parallel,
-            }
-            async with asyncio.TaskGroup() as group:
-                group.create_task(Operator(client, **options).run())
-                if arguments.training_jobs:
-                    group.create_task(TrainingJobController(client, **options).run())
+            client.lead_s = election.left_s
+        options: dict[str, Any] = {
+            "namespace": arguments.namespace,
+            "num_workers": arguments.parallel,
+        }
+        loops: list[ControlLoop] = [Operator(client, **options)]
+        if arguments.training_jobs:
+            loops.append(TrainingJobController(client, **options))
 
-        return await serve(work, election, ending)
+        async def work() -> None:
+            async with asyncio.TaskGroup() as group:
+                for loop in loops:
+                    group.create_task(loop.run())
+
+        async with AsyncExitStack() as stack:
+            if arguments.health_port is not None:
+                port, leads = arguments.health_port, lambda: client.lead_s() > 0
+                server = HealthServer(port, client, loops, leads)
+                await stack.enter_async_context(server)
+            return await serve(work, election, ending)

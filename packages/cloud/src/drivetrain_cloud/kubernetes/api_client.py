@@ -9,13 +9,14 @@ import email.utils
 import json
 import math
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from drivetrain_cloud.kubernetes import compact_json
 from drivetrain_core import DistributedError, ProgramError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     import aiohttp
 
@@ -119,6 +120,10 @@ class ApiClient:
     Args:
         access: Where it is, and as whom it is called.
         user_agent: What the server's log says.
+
+    Attributes:
+        num_calls: How many calls were answered, by method and status.
+        lead_s: Returns for how many seconds this one may still write.
     """
 
     def __init__(
@@ -130,6 +135,8 @@ class ApiClient:
         self._who: dict[str, str] = {}
         self._who_at_s = -math.inf
         self._date: tuple[dt.datetime, float] | None = None
+        self.num_calls: Counter[tuple[str, int]] = Counter()
+        self.lead_s: Callable[[], float] = lambda: math.inf
 
     def server_time(self) -> dt.datetime:
         """Returns the server's time: that of its last answer, and what has passed since."""
@@ -344,6 +351,13 @@ class ApiClient:
 
         assert self._session is not None
         headers = await self._headers()
+        limit_s = _CALL_S
+        if method != "GET" and KINDS["Lease"].plural not in path.split("/"):
+            # Whoever was paused, and leads no more, writes nothing.
+            limit_s = min(limit_s, self.lead_s())
+            if limit_s <= 0:
+                message = f"{method} {path} was not sent: another operator leads by now"
+                raise ApiError(message)
         data = None
         if body is not None:
             data = json.dumps(body).encode()
@@ -355,12 +369,13 @@ class ApiClient:
                 data=data,
                 params=params,
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=_CALL_S, sock_connect=10.0),
+                timeout=aiohttp.ClientTimeout(total=limit_s, sock_connect=10.0),
                 # Nobody else is told the token.
                 allow_redirects=False,
                 **self._access.options(),
             ) as reply:
                 text = await reply.read()
+                self.num_calls[method, reply.status] += 1
                 self._see_date(reply.headers.get("Date"))
                 if reply.status >= _MOVED:
                     raise self._refusal(reply, text, path)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,11 @@ class ControlLoop:
         num_workers: How many objects are looked at together.
         num_threads: In how many threads calls of masters wait.
         tells_all: Whether people are told of errors that nobody has thought of.
+
+    Attributes:
+        kind: Of the objects.
+        num_looks: How many looks at an object have ended how.
+        look_s: How long those took in all.
     """
 
     def __init__(
@@ -48,11 +54,13 @@ class ControlLoop:
         tells_all: bool = False,
     ) -> None:
         self._client = client
-        self._kind = kind
+        self.kind = kind
         self._num_workers = num_workers
         self._tells_all = tells_all
         self._queue: WorkQueue[_Key] = WorkQueue()
         self._told: dict[_Key, str] = {}
+        self.num_looks: Counter[str] = Counter()
+        self.look_s: dict[str, float] = defaultdict(float)
         self._informers: dict[str, Informer] = {}
         self._executor = ThreadPoolExecutor(num_threads, "masters")
         self._carrier = Carrier(client, self._informers, self._executor)
@@ -71,6 +79,23 @@ class ControlLoop:
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
+    def busy_s(self) -> float:
+        """Returns for how long the longest look that goes on has taken."""
+        return self._queue.busy_s()
+
+    def num_waiting(self) -> int:
+        """Returns how many objects wait to be looked at."""
+        return len(self._queue)
+
+    def unsynced(self) -> list[str]:
+        """Returns the kinds of which there was no whole list yet."""
+        return [k for k, one in self._informers.items() if not one.is_synced.is_set()]
+
+    def phases(self) -> Counter[str]:
+        """Returns how many objects are in each phase."""
+        items = self._informers[self.kind].items()
+        return Counter((one.get("status") or {}).get("phase") or "New" for one in items)
+
     def _begin(self, group: asyncio.TaskGroup) -> None:
         """Starts what else runs, once there was a whole list of each kind."""
 
@@ -81,6 +106,7 @@ class ControlLoop:
     async def _work(self) -> None:
         while True:
             key = await self._queue.get()
+            began_s, outcome = time.monotonic(), "error"
             try:
                 look_again_s = await self._reconcile(key)
             except DistributedError as error:
@@ -98,14 +124,17 @@ class ControlLoop:
                     with contextlib.suppress(Exception):
                         await self._tell(key, error)
             else:
+                outcome = "success"
                 self._queue.forget(key)
                 self._queue.add_after(key, look_again_s - time.monotonic())
             finally:
                 self._queue.done(key)
+                self.num_looks[outcome] += 1
+                self.look_s[outcome] += time.monotonic() - began_s
 
     async def _tell(self, key: _Key, error: Exception) -> None:
         """Tells people once what the operator cannot get past without them."""
-        item = self._informers[self._kind].get(*key)
+        item = self._informers[self.kind].get(*key)
         is_unknown = not isinstance(error, DistributedError)
         needs_somebody = isinstance(error, StrangerError) or (
             isinstance(error, ApiError) and error.status in {400, 403, 422}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from drivetrain_cloud.kubernetes.plain_workers import those_of_role, withdraw
 from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
-    MARKET_LABEL,
     ROLE_LABEL,
     condition,
     controls,
@@ -16,6 +15,7 @@ from drivetrain_cloud.kubernetes.pods import (
     has_ended,
     is_disrupted,
     is_leaving,
+    is_on_demand,
     is_ready,
     is_terminating,
     number_of,
@@ -142,10 +142,7 @@ def next_status(observed: Observed, spec: JobSpec, verdict: Verdict) -> _Item:
     elif "noRoomTime" in before:
         status["noRoomTime"] = before["noRoomTime"]
     if spec.is_spot:
-        status["onDemandReplicas"] = sum(
-            (pod["metadata"].get("labels") or {}).get(MARKET_LABEL) == "on-demand"
-            for pod in here
-        )
+        status["onDemandReplicas"] = sum(map(is_on_demand, here))
     fitted = spec.fitted or before.get("workerResources")
     if spec.fit is not None and fitted:
         status["workerResources"] = fitted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,11 @@ class LeaderElection:
         self._clock = clock
         self._seen: tuple[object, float] = (None, 0.0)
         self._has_other = False
+        self._renewed_s = -math.inf
+
+    def left_s(self) -> float:
+        """Returns for how many seconds this one still leads, unless it renews."""
+        return self._renewed_s + self._renew_by_s - self._clock()
 
     async def acquire(self) -> None:
         """Waits until this one leads."""
@@ -76,16 +82,11 @@ class LeaderElection:
 
     async def hold(self) -> None:
         """Renews the lease; returns once this one leads no more."""
-        renewed_s = self._clock()
-        while self._clock() - renewed_s < self._renew_by_s:
+        while self.left_s() > 0:
             await asyncio.sleep(self._retry_s)
-            left_s = self._renew_by_s - (self._clock() - renewed_s)
-            began_s = self._clock()
             try:
-                async with asyncio.timeout(max(0.0, left_s)):
-                    if await self._try():
-                        renewed_s = began_s
-                    elif self._has_other:
+                async with asyncio.timeout(max(0.0, self.left_s())):
+                    if not await self._try() and self._has_other:
                         # Somebody took it, or made it anew: it may work already.
                         break
             except TimeoutError:
@@ -104,12 +105,15 @@ class LeaderElection:
             logger.info("the lease was not given up: %s", error)
 
     async def _try(self) -> bool:
-        self._has_other = False
+        self._has_other, began_s = False, self._clock()
         try:
-            return await self._try_once()
+            took = await self._try_once()
         except ApiError as error:
             logger.info("the lease cannot be had: %s", error)
             return False
+        if took:
+            self._renewed_s = began_s
+        return took
 
     async def _try_once(self) -> bool:
         namespace, name = self._where

@@ -22,6 +22,7 @@ from drivetrain_cloud.kubernetes.pods import (
     has_ended,
     is_disrupted,
     is_leaving,
+    is_on_demand,
     is_pending_unscheduled,
     is_ready,
     is_terminating,
@@ -131,8 +132,10 @@ def offered_now(observed: Observed) -> int:
     return 0 if is_soon else observed.offered
 
 
-def unplaced(observed: Observed, spec: JobSpec, now_s: float) -> dict[str, float]:
-    """Returns workers beyond `replicas` that no node takes, and when each is withdrawn.
+def withdraw(
+    observed: Observed, spec: JobSpec, now_s: float
+) -> tuple[list[OperatorAction], float]:
+    """Deletes workers beyond `replicas` that no node takes; returns when to look again.
 
     Whoever adds nodes for pods that wait would buy some for them.
 
@@ -143,33 +146,21 @@ def unplaced(observed: Observed, spec: JobSpec, now_s: float) -> dict[str, float
     """
     workers = those_of_role(observed, "worker")
     here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+    # Those on demand stand in for workers that wait for spot nodes all the while.
+    here = [pod for pod in here if not is_on_demand(pod)]
     waits = [pod for pod in here if is_pending_unscheduled(pod)]
-    found = {}
+    actions: list[OperatorAction] = []
+    look_again_s = math.inf
     for pod in sorted(waits, key=number_of)[: max(0, len(here) - spec.replicas)]:
         rows = pod["status"]["conditions"]
-        stamp = next(r for r in rows if r["type"] == "PodScheduled")
+        stamp = next(one for one in rows if one["type"] == "PodScheduled")
         since_s = observed.in_s(stamp.get("lastTransitionTime"), now_s)
-        found[pod["metadata"]["name"]] = _PLACE_S + (
-            now_s if since_s is None else since_s
-        )
-    return found
-
-
-def withdraw(
-    observed: Observed, spec: JobSpec, now_s: float
-) -> tuple[list[OperatorAction], float]:
-    """Deletes workers that took idle nodes which are not; returns when to look again.
-
-    Args:
-        observed: The job and what belongs to it.
-        spec: What it says.
-        now_s: The time.
-    """
-    found = unplaced(observed, spec, now_s)
-    due = {name for name, due_s in found.items() if now_s >= due_s}
-    pods = [pod for pod in observed.pods if pod["metadata"]["name"] in due]
-    actions: list[OperatorAction] = [delete_pod(p, "no node is idle") for p in pods]
-    return actions, min((s for n, s in found.items() if n not in due), default=math.inf)
+        due_s = (now_s if since_s is None else since_s) + _PLACE_S
+        if now_s >= due_s:
+            actions.append(delete_pod(pod, "no node is idle"))
+        else:
+            look_again_s = min(look_again_s, due_s)
+    return actions, look_again_s
 
 
 def make_workers(observed: Observed, spec: JobSpec, count: int) -> list[OperatorAction]:

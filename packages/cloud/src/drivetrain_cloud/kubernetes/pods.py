@@ -74,6 +74,11 @@ def number_of(pod: Mapping[str, Any]) -> int:
     return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else -1
 
 
+def is_on_demand(pod: Mapping[str, Any]) -> bool:
+    """Whether its node is one that is not taken away."""
+    return (pod["metadata"].get("labels") or {}).get(MARKET_LABEL) == "on-demand"
+
+
 def phase_of(pod: Mapping[str, Any]) -> str:
     """Returns its phase."""
     return str((pod.get("status") or {}).get("phase") or "Pending")

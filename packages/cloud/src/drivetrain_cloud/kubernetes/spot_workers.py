@@ -29,10 +29,10 @@ from drivetrain_cloud.kubernetes.plain_workers import (
 )
 from drivetrain_cloud.kubernetes.pod_templates import worker_pod
 from drivetrain_cloud.kubernetes.pods import (
-    MARKET_LABEL,
     has_condition,
     has_ended,
     is_leaving,
+    is_on_demand,
     is_terminating,
 )
 from drivetrain_cloud.notices.kubernetes import sighting_of_node, sighting_of_pod
@@ -199,12 +199,10 @@ def _nodes(
         phase = worker_phase(pod, view, memory)
         seen = memory.workers.get(name)
         same = seen is not None and seen.phase == phase
-        labels = pod["metadata"].get("labels") or {}
-        is_dear = labels.get(MARKET_LABEL) == Market.ON_DEMAND.value
         found.append(
             Node(
                 name=name,
-                market=Market.ON_DEMAND if is_dear else Market.SPOT,
+                market=Market.ON_DEMAND if is_on_demand(pod) else Market.SPOT,
                 phase=phase,
                 since_s=seen.since_s if seen is not None and same else now_s,
                 notice=notice_of(observed, spec, pod, view, now_s),

@@ -39,7 +39,7 @@ class WorkQueue(Generic[_KeyT]):
 
     def __init__(self) -> None:
         self._ready: dict[_KeyT, None] = {}
-        self._busy: set[_KeyT] = set()
+        self._busy: dict[_KeyT, float] = {}
         self._again: set[_KeyT] = set()
         self._failures: dict[_KeyT, int] = {}
         self._due: dict[_KeyT, float] = {}
@@ -50,6 +50,11 @@ class WorkQueue(Generic[_KeyT]):
     def __len__(self) -> int:
         """Returns how many keys can be had now."""
         return len(self._ready)
+
+    def busy_s(self) -> float:
+        """Returns for how long the longest of the keys that are out has been."""
+        now_s = time.monotonic()
+        return max((now_s - since_s for since_s in self._busy.values()), default=0.0)
 
     def add(self, key: _KeyT) -> None:
         """Lets a key be looked at."""
@@ -89,7 +94,7 @@ class WorkQueue(Generic[_KeyT]):
 
     def done(self, key: _KeyT) -> None:
         """Takes that nobody works on a key any more."""
-        self._busy.discard(key)
+        self._busy.pop(key, None)
         if key in self._again:
             self._again.discard(key)
             self.add(key)
@@ -101,7 +106,7 @@ class WorkQueue(Generic[_KeyT]):
             if self._ready:
                 key = next(iter(self._ready))
                 del self._ready[key]
-                self._busy.add(key)
+                self._busy[key] = time.monotonic()
                 return key
             self._changed.clear()
             # `wait_for` may lose that it was cancelled, before Python 3.12.

@@ -1,0 +1,149 @@
+"""A cluster asks the operator whether it lives, and nobody writes who leads no more."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+
+pytest.importorskip("kubernetes_asyncio")
+
+import aiohttp
+from test_api_client import EMPTY, Server, said
+
+from drivetrain_cloud.kubernetes.api_client import ApiClient, ApiError
+from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
+from drivetrain_cloud.kubernetes.control_loop import ControlLoop
+from drivetrain_cloud.kubernetes.health_server import HealthServer
+from drivetrain_cloud.kubernetes.informer import Informer
+from drivetrain_cloud.kubernetes.leader_election import LeaderElection
+
+pytestmark = pytest.mark.extra
+
+JOB = {
+    "metadata": {"name": "a", "namespace": "n", "uid": "u", "resourceVersion": "4"},
+    "status": {"phase": "Running"},
+}
+
+
+class Looks(ControlLoop):
+    """Looks at jobs as it is told."""
+
+    def __init__(self, client, look):
+        super().__init__(client, "ElasticJob", num_workers=1)
+        note = lambda item: self._queue.add(("n", item["metadata"]["name"]))
+        self._informers["ElasticJob"] = Informer(client, "ElasticJob", note)
+        self.look = look
+
+    async def _reconcile(self, key):
+        await self.look(key)
+        return math.inf
+
+
+def asked(answer, look, paths, *, leads=True, after=None):
+    """Returns what a server of health says to each path, once something has happened."""
+
+    async def story():
+        async with (
+            Server(answer) as server,
+            ApiClient(ClusterAccess(server=server.url)) as client,
+        ):
+            loop = Looks(client, look)
+            task = asyncio.create_task(loop.run())
+            async with (
+                HealthServer(0, client, [loop], lambda: leads) as health,
+                aiohttp.ClientSession() as session,
+            ):
+                if after is not None:
+                    await after(loop)
+                found = []
+                for path in paths:
+                    url = f"http://127.0.0.1:{health.port}{path}"
+                    async with session.get(url) as reply:
+                        found.append((reply.status, await reply.text()))
+            task.cancel()
+            await asyncio.wait({task})
+            # What the server answers in this moment comes to its end.
+            await asyncio.sleep(0.1)
+            return found
+
+    return asyncio.run(story())
+
+
+async def nothing(key):
+    pass
+
+
+def listed(method, path):
+    if "watch=" in path:
+        return 200, {}, None
+    return said({**EMPTY, "items": [JOB]})
+
+
+def test_metrics_count_jobs_looks_and_calls():
+    async def looked_at(loop):
+        while not loop.num_looks["success"]:
+            await asyncio.sleep(0.01)
+
+    paths = ["/metrics", "/healthz", "/readyz"]
+    (status, text), *others = asked(listed, nothing, paths, after=looked_at)
+    assert status == 200
+    for row in (
+        "drivetrain_operator_leader 1.0",
+        'drivetrain_operator_objects{kind="ElasticJob",phase="Running"} 1.0',
+        'drivetrain_operator_reconciles_total{kind="ElasticJob",outcome="success"} 1.0',
+        'drivetrain_operator_queue_length{kind="ElasticJob"} 0.0',
+        'drivetrain_operator_api_calls_total{method="GET",status="200"} 1.0',
+    ):
+        assert row in text.splitlines()
+    assert others == [(200, "ok"), (200, "ok")]
+
+
+def test_operator_that_hangs_on_an_object_is_not_alive():
+    async def hang(key):
+        await asyncio.sleep(60)
+
+    async def long_after(loop):
+        while not loop.busy_s():
+            await asyncio.sleep(0.01)
+        loop._queue._busy = dict.fromkeys(loop._queue._busy, -1e9)
+
+    ((status, text),) = asked(listed, hang, ["/healthz"], after=long_after)
+    assert status == 503
+    assert text.startswith("one object is worked on for ")
+
+
+@pytest.mark.parametrize(("leads", "status"), [(True, 503), (False, 200)])
+def test_leader_is_ready_once_it_has_seen_all_objects(leads, status):
+    refused = lambda *_: said({"message": "no"}, status=403)
+    ((found, text),) = asked(refused, nothing, ["/readyz"], leads=leads)
+    assert found == status
+    assert ("no list yet of ElasticJob" in text) == leads
+
+
+def test_whoever_leads_no_more_writes_nothing():
+    lease = {"metadata": {"name": "l", "namespace": "n"}, "spec": {}}
+    now = [0.0]
+
+    async def story():
+        async with (
+            Server(lambda *_: said(lease)) as server,
+            ApiClient(ClusterAccess(server=server.url)) as client,
+        ):
+            election = LeaderElection(
+                client, namespace="n", identity="one", clock=lambda: now[0]
+            )
+            client.lead_s = election.left_s
+            with pytest.raises(ApiError, match="another operator leads by now"):
+                await client.create("Pod", JOB)
+            await election.acquire()
+            await client.create("Pod", JOB)
+            # It was stopped for longer than a lease lasts, and goes on in mid-work.
+            now[0] = 11.0
+            with pytest.raises(ApiError, match="another operator leads by now"):
+                await client.create("Pod", JOB)
+            await client.get("Pod", "n", "a")
+            return [call for call in server.calls if call[0] == "POST"]
+
+    assert len(asyncio.run(story())) == 1
