@@ -31,7 +31,7 @@ class Server:
     """
 
     def __init__(self, answer):
-        self.answer, self.calls, self.tokens = answer, [], []
+        self.answer, self.calls, self.tokens, self.tasks = answer, [], [], set()
 
     async def __aenter__(self):
         self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
@@ -41,8 +41,19 @@ class Server:
 
     async def __aexit__(self, *args):
         self.server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # connections are closed in one more turn
 
     async def serve(self, reader, writer):
+        self.tasks.add(asyncio.current_task())
+        try:
+            await self.reply(reader, writer)
+        finally:
+            writer.close()
+
+    async def reply(self, reader, writer):
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             method, path, _ = head.split("\r\n")[0].split(" ")
@@ -59,7 +70,6 @@ class Server:
             lines += [f"{name}: {value}" for name, value in headers.items()]
             writer.write("\r\n".join([*lines, "", ""]).encode() + body)
             await writer.drain()
-        writer.close()
 
 
 def said(*items, status=200, **headers):
