@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from goodput import predicted, published, speed
-from operator_crashes import crashes, refusals, spot_crashes
+from operator_crashes import crashes, refusals, schedules, spot_crashes
 from operator_scale import reaction, scale
 from operator_train import image_model, language_model
 from spot_cost import saving as spot_saving
@@ -33,6 +33,7 @@ TABLE = [
     ("operator-crashes", "killed at each call: all ends well", slow(crashes)),
     ("operator-spot-crashes", "the same in a reclaim", slow(spot_crashes)),
     ("operator-refusals", "each call refused or cut: all ends well", slow(refusals)),
+    ("operator-schedules", "1,000: all end as their policies say", slow(schedules)),
     ("operator-scale", "1,000 jobs of 8 pods <= 60 s", slow(scale)),
     ("operator-reaction", "p99 <= 1 s from a loss to the next pod", reaction),
     ("operator-byte-lm", "<= 1e-9 from the undisturbed loss", slow(language_model)),

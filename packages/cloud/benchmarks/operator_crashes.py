@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
+from operator_schedules import live_schedules
 from operator_story import (
     FaultAt,
     KilledAt,
@@ -95,6 +96,24 @@ def refusals(quick):
         holds=not problems,
         proven_on="simulation",
         details={"calls": count.num_calls, "faults": num, "problems": problems},
+    )
+
+
+def schedules(quick):
+    """Lives random lives, while two operators die and nodes are lost."""
+    num, began_s = 40 if quick else 1_000, time.monotonic()
+    with story_cluster() as cluster:
+        prepare(cluster)
+        problems, num_deaths = live_schedules(cluster, range(num))
+    figure = (
+        f"{num} schedules, operators died {num_deaths} times, {len(problems)} went "
+        f"wrong, in {time.monotonic() - began_s:.0f} s"
+    )
+    return Row(
+        figure=figure,
+        holds=not problems,
+        proven_on="simulation",
+        details={"deaths": num_deaths, "problems": problems},
     )
 
 

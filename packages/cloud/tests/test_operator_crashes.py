@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from operator_schedules import live_schedules
 from operator_story import (
     FaultAt,
     KilledAt,
@@ -101,3 +102,12 @@ def test_watches_that_are_cut_all_the_time_lose_nothing(cluster):
     live_story(cluster, name)
     cluster.faults.clear()
     assert not leaked(cluster, name)
+
+
+@pytest.mark.slow
+def test_random_lives_of_jobs_end_as_their_policies_say():
+    with story_cluster() as cluster:
+        prepare(cluster)
+        problems, num_deaths = live_schedules(cluster, range(24))
+    assert not problems
+    assert num_deaths > 5

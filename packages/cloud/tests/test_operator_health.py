@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
+import datetime as dt
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("kubernetes_asyncio")
 
@@ -19,6 +23,7 @@ from drivetrain_cloud.kubernetes.control_loop import ControlLoop
 from drivetrain_cloud.kubernetes.health_server import HealthServer
 from drivetrain_cloud.kubernetes.informer import Informer
 from drivetrain_cloud.kubernetes.leader_election import LeaderElection
+from drivetrain_cloud.kubernetes.serve import serve
 
 pytestmark = pytest.mark.extra
 
@@ -150,3 +155,71 @@ def test_whoever_leads_no_more_writes_nothing():
             return [call for call in server.calls if call[0] == "POST"]
 
     assert len(asyncio.run(story())) == 1
+
+
+class OneLease:
+    """An API server that has a lease and nothing else; each call takes its time."""
+
+    def __init__(self, now, waits):
+        self.now, self.waits, self.lease, self.version = now, waits, None, 0
+
+    def server_time(self):
+        return dt.datetime.fromtimestamp(self.now[0], dt.UTC)
+
+    async def get(self, *_):
+        self.now[0] += self.waits.pop()
+        if self.lease is None:
+            raise ApiError("no", status=404)
+        found = copy.deepcopy(self.lease)
+        self.now[0] += self.waits.pop()
+        return found
+
+    async def create(self, _, item):
+        return await self.update(_, {**item, "version": 0})
+
+    async def update(self, _, item):
+        self.now[0] += self.waits.pop()
+        if item.get("version", 0) != self.version:
+            raise ApiError("not that one", status=409)
+        self.version += 1
+        self.lease = {**copy.deepcopy(item), "version": self.version}
+        self.now[0] += self.waits.pop()
+        return self.lease
+
+
+WAITS = st.sampled_from([0.0, 0.1, 1.0, 4.0, 11.0, 30.0])
+
+
+@settings(max_examples=1_000, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), *[WAITS] * 6), max_size=30))
+def test_two_operators_never_may_write_at_once_however_long_one_pauses(turns):
+    now, waits = [0.0], []
+    server = OneLease(now, waits)
+    two = [
+        LeaderElection(server, namespace="n", identity=str(i), clock=lambda: now[0])
+        for i in range(2)
+    ]
+    for who, pause_s, *call_waits in turns:
+        now[0] += pause_s
+        waits[:] = call_waits
+        asyncio.run(two[who]._try())
+        assert sum(one.left_s() > 0 for one in two) <= 1
+
+
+def test_operator_that_cannot_know_who_leads_does_not_work():
+    class Broken(LeaderElection):
+        async def acquire(self):
+            raise ValueError("a lease that nobody can read")
+
+    async def story():
+        server, did = OneLease([0.0], []), []
+        election = Broken(server, namespace="n", identity="one")
+
+        async def work():
+            did.append("work")
+
+        with pytest.raises(ValueError, match="nobody can read"):
+            await serve(work, election, asyncio.Event())
+        return did
+
+    assert asyncio.run(story()) == []

@@ -52,6 +52,11 @@ def permissions():
     }
 
 
+def address_of_service(cluster):
+    service = cluster.get("Service", "job-master") or {"spec": {}}
+    return service["spec"].get("clusterIP")
+
+
 def test_role_allows_what_the_operator_does_and_nothing_else():
     used = set()
 
@@ -78,6 +83,13 @@ def test_role_allows_what_the_operator_does_and_nothing_else():
         ) as running:
             cluster.apply(elastic_job(replicas=3, runPolicy=policy))
             cluster.wait_for(lambda: status(cluster).get("phase") == "Running")
+        address = cluster.get("Service", "job-master")["spec"]["clusterIP"]
+        cluster.delete("Service", "job-master")
+        with RunningOperator(
+            account(cluster), connect=FakeTraining(cluster)
+        ) as running:
+            # Pods know no other address than that of the one that was deleted.
+            cluster.wait_for(lambda: address_of_service(cluster) == address)
             cluster.apply(elastic_job("gang", replicas=2, runPolicy=gang))
             cluster.wait_for(lambda: len(live(pods_of(cluster, "gang"))) == 2)
             # Its scheduler is not here.

@@ -257,10 +257,9 @@ class Carrier:
             # Somebody may have written into it.
             with contextlib.suppress(KeyError, ValueError):
                 found = read_secret(item)
-        if found is None or found.address != action.address:
+        if found is None:
             message = (
-                f"the secret {action.name} is there and is not for this job and the "
-                f"address {action.address}: delete it"
+                f"the secret {action.name} is there and is not for this job: delete it"
             )
             raise StrangerError(message, status=_CONFLICT)
         return replace(found, is_new=is_new)

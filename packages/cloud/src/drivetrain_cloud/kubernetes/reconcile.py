@@ -24,6 +24,7 @@ from drivetrain_cloud.kubernetes.operator_actions import (
     SetStatus,
     StopTraining,
     TellEvent,
+    delete_object,
     patch_object,
 )
 from drivetrain_cloud.kubernetes.plain_workers import (
@@ -315,8 +316,12 @@ def _base(observed: Observed, spec: JobSpec) -> list[OperatorAction]:
         return [
             CreateObject(kind="Service", item=master_service(job, observed.address))
         ]
+    address = observed.service["spec"].get("clusterIP") or ""
+    if observed.address not in {"", address}:
+        # It was deleted while no operator ran: pods know the master by the one before.
+        reason = f"the pods know the master by {observed.address}"
+        return [delete_object("Service", observed.service, reason)]
     if not observed.has_secret:
-        address = observed.service["spec"].get("clusterIP") or ""
         actions.append(
             EnsureSecret(name=master_name(job), address=address, owner=owner_of(job))
         )

@@ -35,6 +35,10 @@ async def serve(
     if election is not None:
         lead = asyncio.create_task(election.acquire())
         await asyncio.wait({end, lead}, return_when=asyncio.FIRST_COMPLETED)
+        if lead.done() and lead.exception() is not None:
+            # It is not known who leads: this one must not work.
+            end.cancel()
+            lead.result()
         lead.cancel()
         if not end.done():
             tasks.add(asyncio.create_task(election.hold()))
