@@ -356,3 +356,14 @@ def test_end_of_a_wait_stops_nothing_that_trains():
     view = JobView(ready=frozenset({"job-worker-0"}))
     plan = reconcile(seen(job, view=view, wall_s=1e6), 1.0)
     assert not done(plan, StopTraining)
+
+
+def test_job_that_is_deleted_says_so_while_its_pods_end():
+    job = a_job(status={"phase": "Running", "failures": 1})
+    job["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    plan = reconcile(seen(job, a_worker(job, 0)), 1.0)
+    assert deleted(plan) == ["job-master", "job-worker-0"]
+    told = {"phase": "Terminating", "failures": 1, "conditions": []}
+    assert status_of(plan) == {key: told[key] for key in ("phase", "failures")}
+    job["status"] = told
+    assert not done(reconcile(seen(job, a_worker(job, 0)), 1.0), SetStatus)

@@ -10,6 +10,7 @@ from drivetrain_cloud.kubernetes.job_status import is_finished
 from drivetrain_cloud.kubernetes.pod_templates import requests_of
 from drivetrain_cloud.kubernetes.pods import (
     has_ended,
+    has_gone,
     is_leaving,
     is_pending_unscheduled,
     is_terminating,
@@ -183,7 +184,7 @@ def _free(
     used: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for pod in pods:
         name = pod["spec"].get("nodeName")
-        if name and not has_ended(pod):
+        if name and not has_gone(pod):
             for what, amount in requests_of(pod["spec"]).items():
                 used[name][what] += amount
             used[name]["pods"] += 1

@@ -275,7 +275,8 @@ def _delete(observed: Observed) -> list[OperatorAction]:
     left = [pod for pod in pods if not is_terminating(pod)]
     if left and observed.view is not None and not observed.view.ended:
         actions.append(StopTraining(reason="the job was deleted", exit_code=1))
-    return [*actions, *(delete_pod(pod, "the job was deleted") for pod in left)]
+    actions += [delete_pod(pod, "the job was deleted") for pod in left]
+    return actions + _set_status(observed, {**status_of(job), "phase": "Terminating"})
 
 
 def _refuse(observed: Observed, message: str) -> list[OperatorAction]:
