@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import test_on_elastic
 from drivetrain_cluster_double import ClusterDouble
-from operator_samples import RunningOperator, account, status
+from operator_samples import RunningOperator, account, of_the_double, status
 from test_on_elastic import check_steps, expected, sizes_of
 from test_training_controller import Both, phase, written
 from training_samples import scaler, training_job
@@ -36,7 +36,7 @@ def test_training_job_is_scaled_and_loses_a_pod_while_its_script_trains(tmp_path
     with ClusterDouble(
         nodes=2, run="processes", folder=tmp_path / "cluster"
     ) as cluster:
-        cluster.apply([one for one in written() if one["kind"] != "Deployment"])
+        cluster.apply(of_the_double(written()))
 
         def step():
             told = status(cluster, name).get("trainerStatus") or {}

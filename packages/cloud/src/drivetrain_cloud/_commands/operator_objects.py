@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = "---\n".join(_documents(folders))
         if arguments.training_jobs:
             text = text.replace(
-                "--leader-election]", "--leader-election, --training-jobs]"
+                "--leader-election,", "--leader-election, --training-jobs,"
             )
         print(text, end="")
         return 0

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -43,14 +39,18 @@ class HealthServer:
         loops: Sequence[ControlLoop],
         leads: Callable[[], bool],
     ) -> None:
+        from prometheus_client import CollectorRegistry
+
         self.port = port
         self._loops, self._leads = loops, leads
         self._registry = CollectorRegistry()
-        self._registry.register(_OperatorMetrics(client, loops, leads))
+        metrics: Any = _OperatorMetrics(client, loops, leads)
+        self._registry.register(metrics)
 
     async def __aenter__(self) -> Self:
         """Listens, and returns the server."""
         from aiohttp import web
+        from prometheus_client import generate_latest
 
         app = web.Application()
         app.router.add_get("/healthz", self._answer(self._is_stuck))
@@ -90,7 +90,7 @@ class HealthServer:
         return f"no list yet of {', '.join(lacks)}" if self._leads() and lacks else ""
 
 
-class _OperatorMetrics(Collector):
+class _OperatorMetrics:
     """Says what an operator has counted, when it is asked."""
 
     def __init__(
@@ -102,6 +102,9 @@ class _OperatorMetrics(Collector):
         self._client, self._loops, self._leads = client, loops, leads
 
     def collect(self) -> Iterable[Metric]:
+        """Returns the metrics, as prometheus_client asks for them."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
         prefix = "drivetrain_operator_"
         words = "Whether this operator leads."
         yield GaugeMetricFamily(f"{prefix}leader", words, value=self._leads())
