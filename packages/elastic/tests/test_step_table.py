@@ -42,21 +42,17 @@ def test_program_without_a_job_ends_as_its_plain_loop(name, breaks):
 
 
 @functools.cache
-def rows():
-    """Makes all cases, in processes that have started no threads; most of it is waiting."""
-    made = [
-        subprocess.Popen(
-            [sys.executable, str(TABLE), "--ranks", str(num_ranks)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for num_ranks in (1, 2, 3)
-    ]
-    texts = [one.communicate()[0] for one in made]
-    assert [one.returncode for one in made] == [0] * len(made)
-    found = [json.loads(line) for text in texts for line in text.splitlines()]
-    return {(row["name"], row["ranks"]): row for row in found}
+def rows(num_ranks):
+    """Makes all cases on so many ranks, in a process that has started no threads."""
+    done = subprocess.run(
+        [sys.executable, str(TABLE), "--ranks", str(num_ranks)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found = map(json.loads, done.stdout.splitlines())
+    return {row["name"]: row for row in found}
 
 
 @pytest.mark.parametrize("num_ranks", RANKS)
@@ -65,6 +61,6 @@ def test_program_whose_rank_is_killed_ends_as_its_plain_loop(name, num_ranks):
     program = PROGRAMS[name]
     if program.only_alone:
         pytest.skip("it is not tried in a job")
-    row = rows()[name, num_ranks]
+    row = rows(num_ranks)[name]
     wanted = "refused" if program.refusal(num_ranks) else "equal"
     assert row["found"] == wanted, row["says"]
