@@ -279,9 +279,9 @@ def waits(after, *, since="1970-01-01T00:00:10Z"):
 def test_limit_of_the_wait_holds_for_jobs_without_spot_nodes():
     for after, phase in (("Fail", "Failed"), ("Suspend", "Suspended")):
         job = waits(after)
-        plan = reconcile(seen(job, wall_s=39.0), 1.0)
-        assert (status_of(plan)["phase"], plan.look_again_s) == ("Waiting", 2.0)
         plan = reconcile(seen(job, wall_s=40.0), 1.0)
+        assert (status_of(plan)["phase"], plan.look_again_s) == ("Waiting", 2.0)
+        plan = reconcile(seen(job, wall_s=41.0), 1.0)
         assert status_of(plan)["phase"] == phase
         assert conditions_of(plan)[phase]["reason"] == "MaxWaitExceeded"
     # One that says no limit waits for ever.

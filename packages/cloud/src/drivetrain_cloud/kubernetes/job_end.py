@@ -141,7 +141,8 @@ def end_of_wait(
     ]
     since = [observed.in_s(one, now_s) for one in (*stamps, min(made, default=""))]
     since_s = max((one for one in since if one is not None), default=now_s)
-    due_s = since_s + spec.spot.max_wait_s
+    # Stamps are cut off to whole seconds: it has waited for up to one less.
+    due_s = since_s + spec.spot.max_wait_s + 1.0
     if now_s < due_s:
         return Verdict(), due_s
     message = (
