@@ -279,15 +279,26 @@ def waits(after, *, since="1970-01-01T00:00:10Z"):
 def test_limit_of_the_wait_holds_for_jobs_without_spot_nodes():
     for after, phase in (("Fail", "Failed"), ("Suspend", "Suspended")):
         job = waits(after)
-        plan = reconcile(seen(job, wall_s=40.0), 1.0)
+        pod = a_worker(job, 0, "Pending")
+        plan = reconcile(seen(job, pod, wall_s=40.0), 1.0)
         assert (status_of(plan)["phase"], plan.look_again_s) == ("Waiting", 2.0)
-        plan = reconcile(seen(job, wall_s=41.0), 1.0)
+        plan = reconcile(seen(job, pod, wall_s=41.0), 1.0)
         assert status_of(plan)["phase"] == phase
         assert conditions_of(plan)[phase]["reason"] == "MaxWaitExceeded"
+        # Whoever has only now made its workers waits for them.
+        pod["metadata"]["creationTimestamp"] = "1970-01-01T00:00:20Z"
+        plan = reconcile(seen(job, pod, wall_s=50.0), 1.0)
+        assert (status_of(plan)["phase"], plan.look_again_s) == ("Waiting", 2.0)
+        assert status_of(reconcile(seen(job, wall_s=1e6), 1.0))["phase"] == "Waiting"
+        # One that may make none does not wait for ever.
+        row = {"type": "Reconciled", "status": "False"}
+        job["status"]["conditions"].append(row)
+        assert status_of(reconcile(seen(job, wall_s=1e6), 1.0))["phase"] == phase
     # One that says no limit waits for ever.
     job = waits("Fail")
     del job["spec"]["spot"]
-    assert status_of(reconcile(seen(job, wall_s=1e6), 1.0))["phase"] == "Waiting"
+    plan = reconcile(seen(job, a_worker(job, 0, "Pending"), wall_s=1e6), 1.0)
+    assert status_of(plan)["phase"] == "Waiting"
     row = conditions_of(reconcile(Observed(job=waits("OnDemand")), 1.0))
     assert "needs spot.enabled" in row["Invalid"]["message"]
 

@@ -17,6 +17,7 @@ from drivetrain_cloud.kubernetes.plain_workers import delete_pod, those_of_role
 from drivetrain_cloud.kubernetes.pods import (
     controls,
     exit_words,
+    has_condition,
     has_ended,
     has_gone,
     is_disrupted,
@@ -139,6 +140,8 @@ def end_of_wait(
         for pod in those_of_role(observed, "worker")
         if not has_ended(pod)
     ]
+    if not made and not has_condition(observed.job, "Reconciled", "False"):
+        return Verdict(), math.inf
     since = [observed.in_s(one, now_s) for one in (*stamps, min(made, default=""))]
     since_s = max((one for one in since if one is not None), default=now_s)
     # Stamps are cut off to whole seconds: it has waited for up to one less.
