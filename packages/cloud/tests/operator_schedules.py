@@ -8,6 +8,7 @@ import random
 import threading
 
 from drivetrain_cluster_double import Fault
+from drivetrain_cluster_double.errors import StatusError
 from operator_samples import (
     account,
     elastic_job,
@@ -161,6 +162,11 @@ class Schedule:
     def workers(self):
         return live(pods_of(self.cluster, self.name))
 
+    def one_worker(self):
+        """Returns one of the workers, if there is any at this moment, in a list."""
+        here = self.workers()
+        return self.dice.sample(here, min(1, len(here)))
+
     def wait_for(self, condition, what):
         try:
             self.cluster.wait_for(condition, _PATIENCE_S)
@@ -193,15 +199,17 @@ class Schedule:
     def fail_a_worker(self):
         # A pod that goes with its node before anybody has seen it has not failed.
         with self.calm:
-            for pod in self.dice.sample(self.workers(), 1):
+            for pod in self.one_worker():
                 self.cluster.finish(pod["metadata"]["name"], exit_code=1)
                 self.failures += 1
             told = lambda: status(self.cluster, self.name).get("failures", 0)
             self.wait_for(lambda: told() >= self.failures, "it was not counted")
 
     def delete_a_worker(self):
-        for pod in self.dice.sample(self.workers(), 1):
-            self.cluster.delete("Pod", pod["metadata"]["name"])
+        for pod in self.one_worker():
+            # Its node may be lost in this moment.
+            with contextlib.suppress(StatusError):
+                self.cluster.delete("Pod", pod["metadata"]["name"])
 
     def delete_the_master(self):
         for pod in live(pods_of(self.cluster, self.name, "master")):
@@ -255,10 +263,14 @@ class Schedule:
             if self.has_failed():
                 break
         else:
-            for pod in self.workers():
-                self.cluster.finish(pod["metadata"]["name"], exit_code=0)
             self.happened.append("finish")
-            self.wait_for(lambda: self.phase() == "Succeeded", "it has not succeeded")
+            # A worker that goes with its node is replaced, even if it has just ended.
+            with self.calm:
+                self.settle("it did not settle")
+                for pod in self.workers():
+                    self.cluster.finish(pod["metadata"]["name"], exit_code=0)
+                is_over = lambda: self.phase() == "Succeeded"
+                self.wait_for(is_over, "it has not succeeded")
         self.wait_for(self.is_clean, f"cleanPodPolicy {self.clean}")
         assert status(self.cluster, self.name)["failures"] == self.failures
         self.cluster.delete("ElasticJob", self.name)
