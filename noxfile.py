@@ -234,9 +234,7 @@ def run_tests(session: nox.Session) -> None:
     # Files run in the order in which they are named; else those of many tests go first.
     options += ["--no-loadscope-reorder"] if files else []
     select += [f"--junitxml={report}", "-o", "junit_family=xunit1"]
-    # Slow ones wait for time-outs more than they reckon: one more runs beside them.
-    side = ["-n", str(int(WORKERS) + slow), *SIDE_BY_SIDE[2:]]
-    session.run(*PYTEST, *side, "--doctest-modules", *select, *where, *options)
+    session.run(*PYTEST, *SIDE_BY_SIDE, "--doctest-modules", *select, *where, *options)
     if slow and asked == areas:
         interpret(session, *options)
     if not slow and asked == areas:
