@@ -18,7 +18,7 @@ from operator_samples import (
     pods_of,
     status,
 )
-from operator_story import KilledError, MortalClient, leaked, told_of
+from operator_story import KilledError, MortalClient, OperatorThread, leaked, told_of
 
 from drivetrain_cloud.kubernetes.api_client import ApiError
 from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
@@ -57,33 +57,20 @@ class WatchedClient(MortalClient):
         return await super()._call(method, path, *rest)
 
 
-class TwoOperators:
+class TwoOperators(OperatorThread):
     """Two operators of which one leads; whichever dies at a call begins anew.
 
     Args:
         cluster: Where.
         dice: Of their deaths.
-        one_of: They die at one of so many calls; 0 for at none.
+        one_of: They die at one of so many calls.
     """
 
     def __init__(self, cluster, dice, one_of):
+        super().__init__()
         self.access = account(cluster)
-        self.death = RandomDeath(dice, one_of) if one_of else None
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.run)
-        self.begun, self.error = threading.Event(), None
+        self.death = RandomDeath(dice, one_of)
         self.leader, self.strange_writes = "", []
-
-    def run(self):
-        try:
-            self.loop.run_until_complete(self.main())
-        except asyncio.CancelledError:
-            pass
-        except BaseException as error:  # noqa: BLE001
-            self.error = error
-        finally:
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-            self.loop.close()
 
     async def main(self):
         self.ending = asyncio.Event()
@@ -97,7 +84,7 @@ class TwoOperators:
 
     async def live(self, name):
         client = WatchedClient(ClusterAccess(self.access))
-        client.kill = self.death or RandomDeath(random.Random(0), 1e12)
+        client.kill = self.death
         client.operators, client.name = self, name
         async with client:
             election = LeaderElection(
@@ -117,11 +104,6 @@ class TwoOperators:
             except BaseExceptionGroup as group:
                 if group.split(KilledError)[1] is not None:
                     raise
-
-    def __enter__(self):
-        self.thread.start()
-        self.begun.wait()
-        return self
 
     def __exit__(self, *_):
         self.loop.call_soon_threadsafe(self.ending.set)
@@ -196,6 +178,11 @@ class Schedule:
 
     # ---- what happens ----
 
+    def delete(self, kind, name):
+        # It may go by itself in this moment, as a pod does whose node is lost.
+        with contextlib.suppress(StatusError):
+            self.cluster.delete(kind, name)
+
     def fail_a_worker(self):
         # A pod that goes with its node before anybody has seen it has not failed.
         with self.calm:
@@ -207,17 +194,14 @@ class Schedule:
 
     def delete_a_worker(self):
         for pod in self.one_worker():
-            # Its node may be lost in this moment.
-            with contextlib.suppress(StatusError):
-                self.cluster.delete("Pod", pod["metadata"]["name"])
+            self.delete("Pod", pod["metadata"]["name"])
 
     def delete_the_master(self):
         for pod in live(pods_of(self.cluster, self.name, "master")):
-            self.cluster.delete("Pod", pod["metadata"]["name"])
+            self.delete("Pod", pod["metadata"]["name"])
 
     def delete_the_service(self):
-        if self.cluster.get("Service", f"{self.name}-master"):
-            self.cluster.delete("Service", f"{self.name}-master")
+        self.delete("Service", f"{self.name}-master")
 
     def scale(self):
         self.replicas = self.dice.randint(1, 3)
@@ -298,7 +282,7 @@ def lose_nodes(cluster, dice, is_over, calm):
             cluster.remove_node(node)
 
 
-def live_schedules(cluster, seeds, *, num_threads=8, one_of=60, loses_nodes=True):
+def live_schedules(cluster, seeds, *, num_threads=8, one_of=60):
     """Lives the lives of many jobs, some at a time; returns what went wrong, and deaths.
 
     Args:
@@ -306,7 +290,6 @@ def live_schedules(cluster, seeds, *, num_threads=8, one_of=60, loses_nodes=True
         seeds: Of the schedules, one for each.
         num_threads: How many live at a time.
         one_of: Operators die at one of so many calls.
-        loses_nodes: Whether nodes are lost meanwhile.
     """
     left, problems, lock = list(seeds)[::-1], [], threading.Lock()
     is_over, calm = threading.Event(), threading.Lock()
@@ -325,19 +308,16 @@ def live_schedules(cluster, seeds, *, num_threads=8, one_of=60, loses_nodes=True
 
     threads = [threading.Thread(target=work) for _ in range(num_threads)]
     dice = random.Random(len(left))
-    if loses_nodes:
-        nodes = threading.Thread(target=lose_nodes, args=(cluster, dice, is_over, calm))
+    nodes = threading.Thread(target=lose_nodes, args=(cluster, dice, is_over, calm))
     with TwoOperators(cluster, random.Random(7), one_of) as operators:
-        if loses_nodes:
-            nodes.start()
+        nodes.start()
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         is_over.set()
-        if loses_nodes:
-            nodes.join()
+        nodes.join()
     if operators.error is not None:
         problems.append(f"the operators: {operators.error!r}")
     problems += operators.strange_writes
-    return problems, operators.death.num_deaths if operators.death else 0
+    return problems, operators.death.num_deaths

@@ -103,16 +103,18 @@ class MortalClient(ApiClient):
             self.kill.check(number, "after", what)
 
 
-class Lineage:
-    """Operators, one after the other: when one is killed, the next one begins."""
+class OperatorThread:
+    """A thread with an event loop of operators: `main`, which sets `begun`."""
 
-    def __init__(self, cluster, connect, kill):
-        self.access = ClusterAccess(account(cluster))
-        self.connect, self.kill = connect, kill
-        self.num_operators, self.error, self.is_over = 0, None, False
+    def __init__(self):
+        self.error, self.begun = None, threading.Event()
         self.loop = asyncio.new_event_loop()
-        self.begun = threading.Event()
         self.thread = threading.Thread(target=self.run)
+
+    def __enter__(self):
+        self.thread.start()
+        self.begun.wait()
+        return self
 
     def run(self):
         try:
@@ -124,6 +126,16 @@ class Lineage:
         finally:
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+
+class Lineage(OperatorThread):
+    """Operators, one after the other: when one is killed, the next one begins."""
+
+    def __init__(self, cluster, connect, kill):
+        super().__init__()
+        self.access = ClusterAccess(account(cluster))
+        self.connect, self.kill = connect, kill
+        self.num_operators, self.is_over = 0, False
 
     async def main(self):
         self.task = asyncio.current_task()
@@ -141,11 +153,6 @@ class Lineage:
                 except BaseExceptionGroup as group:
                     if group.split(KilledError)[1] is not None:
                         raise
-
-    def __enter__(self):
-        self.thread.start()
-        self.begun.wait()
-        return self
 
     def __exit__(self, *_):
         # One that dies at this moment takes no notice that it is cancelled.

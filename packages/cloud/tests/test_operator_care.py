@@ -13,7 +13,6 @@ from drivetrain_cloud.kubernetes.operator_actions import (
     CreateObject,
     DeleteObject,
     SetStatus,
-    StopTraining,
 )
 from drivetrain_cloud.kubernetes.pod_templates import master_pod, worker_pod
 from drivetrain_cloud.kubernetes.pods import has_ended, is_ready
@@ -360,13 +359,6 @@ def test_group_of_volcano_is_there_before_any_pods():
     plan = reconcile(seen(job, a_worker(job, 0)), 1.0)
     kinds = [(one.kind, one.is_kept) for one in done(plan, CreateObject)]
     assert kinds == [("PodGroup", True), ("Pod", False)]
-
-
-def test_end_of_a_wait_stops_nothing_that_trains():
-    job = waits("Fail")
-    view = JobView(ready=frozenset({"job-worker-0"}))
-    plan = reconcile(seen(job, view=view, wall_s=1e6), 1.0)
-    assert not done(plan, StopTraining)
 
 
 def test_job_that_is_deleted_says_so_while_its_pods_end():

@@ -18,11 +18,18 @@ import aiohttp
 from test_api_client import EMPTY, Server, said
 
 from drivetrain_cloud.kubernetes.api_client import ApiClient, ApiError
+from drivetrain_cloud.kubernetes.carry_out import Carrier
 from drivetrain_cloud.kubernetes.cluster_access import ClusterAccess
 from drivetrain_cloud.kubernetes.control_loop import ControlLoop
 from drivetrain_cloud.kubernetes.health_server import HealthServer
 from drivetrain_cloud.kubernetes.informer import Informer
 from drivetrain_cloud.kubernetes.leader_election import LeaderElection
+from drivetrain_cloud.kubernetes.operator_actions import (
+    CreateObject,
+    SetStatus,
+    TellEvent,
+    delete_object,
+)
 from drivetrain_cloud.kubernetes.serve import serve
 
 pytestmark = pytest.mark.extra
@@ -38,7 +45,7 @@ class Looks(ControlLoop):
 
     def __init__(self, client, look):
         super().__init__(client, "ElasticJob", num_workers=1)
-        note = lambda item: self._queue.add(("n", item["metadata"]["name"]))
+        note = lambda item: self.queue.add(("n", item["metadata"]["name"]))
         self._informers["ElasticJob"] = Informer(client, "ElasticJob", note)
         self.look = look
 
@@ -114,9 +121,9 @@ def test_operator_that_hangs_on_an_object_is_not_alive():
         await asyncio.sleep(60)
 
     async def long_after(loop):
-        while not loop.busy_s():
+        while not loop.queue.busy_s():
             await asyncio.sleep(0.01)
-        loop._queue._busy = dict.fromkeys(loop._queue._busy, -1e9)
+        loop.queue._busy = dict.fromkeys(loop.queue._busy, -1e9)
 
     ((status, text),) = asked(listed, hang, ["/healthz"], after=long_after)
     assert status == 503
@@ -223,3 +230,49 @@ def test_operator_that_cannot_know_who_leads_does_not_work():
         return did
 
     assert asyncio.run(story()) == []
+
+
+def test_pod_that_is_refused_hinders_no_other_from_going_and_is_said():
+    job = {
+        **JOB,
+        "kind": "ElasticJob",
+        "apiVersion": "drivetrain.dev/v1alpha1",
+        "spec": {},
+    }
+
+    def answer(method, _):
+        if method == "POST":
+            words = {"message": "exceeded quota", "reason": "Forbidden"}
+            return said(words, status=403)
+        return said({**job, "metadata": {**job["metadata"], "name": "p"}})
+
+    new = CreateObject(kind="Pod", item={"metadata": {"name": "p", "namespace": "n"}})
+    actions = [
+        *(new, new, delete_object("Pod", job, "it has left")),
+        SetStatus(status={"phase": "Running", "conditions": []}),
+        TellEvent(reason="WorkerLeaves", note="it leaves"),
+    ]
+
+    async def story():
+        async with (
+            Server(answer) as server,
+            ApiClient(ClusterAccess(server=server.url)) as client,
+        ):
+            told = []
+            update = client.update
+
+            async def see(kind, item, sub=""):
+                told.append(item["status"])
+                return await update(kind, item, sub)
+
+            client.update = see
+            with pytest.raises(ApiError, match="exceeded quota"):
+                await Carrier(client, {}, None).carry_out(job, actions, None)
+            return [method for method, _ in server.calls], told
+
+    methods, (status,) = asyncio.run(story())
+    # The second pod would be refused as the first one was; what is told waits.
+    assert methods == ["POST", "DELETE", "PUT"]
+    (row,) = status["conditions"]
+    assert (row["type"], row["status"]) == ("Reconciled", "False")
+    assert (status["phase"], row["reason"]) == ("Running", "Forbidden")

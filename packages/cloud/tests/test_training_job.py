@@ -19,7 +19,9 @@ from drivetrain_cloud.kubernetes.training_job.look_after import (
     look_after,
 )
 from drivetrain_cloud.kubernetes.training_job.translate import (
+    SPOT_ANNOTATION,
     SUSPENDED_ANNOTATION,
+    WAIT_ANNOTATION,
     spec_change,
     translate,
 )
@@ -62,6 +64,9 @@ def test_command_may_be_a_list_or_have_no_word():
         ("horovodrun python a.py; ls", "';' is for a shell"),
         ("horovodrun -np $N python a.py", r"'\$' is for a shell"),
         ("horovodrun python a.py\nls", "several lines"),
+        ("horovodrun python a.py\npython b.py", "several lines"),
+        ("horovodrun python a.py\n-np 3", "several lines"),
+        ("horovodrun -np $((N+1)) python a.py", r"'\$' is for a shell"),
         ("horovodrun python 'a.py", "no closing quotation"),
         ("horovodrun", "must be python and a script, got ''"),
         ("horovodrun ./train", "must be python and a script, got './train'"),
@@ -190,6 +195,29 @@ def test_change_of_the_job_leaves_its_size_unless_that_is_what_has_changed():
     assert patch["spec"] == {"runPolicy": {"backoffLimit": 1}, "nodeUnit": None}
     job["spec"]["etReplicaSpecs"]["worker"]["replicas"] = 5
     assert spec_change(elastic, translate(job, elastic))["spec"]["replicas"] == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "horovodrun -np $((${workers}*${gpus})) --min-np $(( $gpus - 1 )) python a.py",
+        "horovodrun\n-np 6\n  --min-np 1\npython a.py",
+    ],
+)
+def test_launcher_s_lines_and_sums_are_those_of_a_shell(line):
+    env = [{"name": "workers", "value": "3"}, {"name": "gpus", "value": "2"}]
+    found = parse_launcher_command({"command": ["sh", "-c", line], "env": env})
+    assert (found.num_processes, found.min_processes) == (6, 1)
+    assert found.program == ("a.py",)
+
+
+def test_annotations_of_a_client_ask_for_spot_nodes_and_bound_the_wait():
+    notes = {SPOT_ANNOTATION: "true", WAIT_ANNOTATION: "3600"}
+    job = stored(training_job(), annotations=notes)
+    assert translate(job)["spec"]["spot"] == {"enabled": True, "maxWaitSeconds": 3600}
+    job["metadata"]["annotations"] = {WAIT_ANNOTATION: "an hour"}
+    with pytest.raises(ProgramError, match="must be seconds, got 'an hour'"):
+        translate(job)
 
 
 # ---- scaling, in order ----
@@ -452,3 +480,39 @@ def test_phases_are_those_of_the_training_job(below, phase):
 def test_job_that_is_deleted_is_left_to_the_owner_of_its_parts():
     job = stored(training_job(), deletionTimestamp="2026-01-01T00:00:00Z")
     assert look_after(TrainingObserved(job=job)) == []
+
+
+def scaling_out(timeout):
+    """A ScaleOut that has made a worker, which no node takes, a minute ago."""
+    story = Story()
+    story.scalers = [stored(scaler("ScaleOut", toAdd={"count": 1}, timeout=timeout))]
+    assert story.take() == ["ScaleOut Scaling", "size 4"]
+    story.pods.append(pod(3, ready=False))
+    story.take()
+    for row in story.scalers[0]["status"]["conditions"]:
+        row["lastTransitionTime"] = "2025-12-31T23:59:00Z"
+    return story
+
+
+def test_scale_out_that_takes_too_long_fails_and_gives_its_workers_back_once():
+    story = scaling_out(timeout=60)
+    # Whoever does not come to say so finds the size given back already.
+    story.look(most=1)
+    assert story.elastic["spec"]["replicas"] == 3
+    story.take()
+    assert story.said()[0] == "ScaleFailed"
+    assert "within 60 s" in story.said()[1]
+    assert story.elastic["spec"]["replicas"] == 3
+    assert story.elastic["metadata"]["annotations"]["drivetrain.dev/leave"] == (
+        "job-worker-3"
+    )
+    assert scaling_out(timeout=61).take() == []
+
+
+def test_scale_out_that_has_not_grown_the_job_takes_nothing_from_it():
+    story = scaling_out(timeout=60)
+    story.elastic["spec"]["replicas"] = 3
+    del story.elastic["metadata"]["annotations"]["drivetrain.dev/scaled-by"]
+    story.take()
+    assert story.said()[0] == "ScaleFailed"
+    assert story.elastic["spec"]["replicas"] == 3

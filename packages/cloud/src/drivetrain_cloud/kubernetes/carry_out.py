@@ -93,7 +93,7 @@ class Carrier:
         secret, status = None, None
         refused: dict[str, ApiError] = {}
         for action in actions:
-            what = getattr(action, "kind", "") or type(action).__name__
+            what = type(action).__name__ + getattr(action, "kind", "")
             if what in refused or (refused and isinstance(action, TellEvent)):
                 continue
             try:
@@ -122,15 +122,15 @@ class Carrier:
                 if not is_for_good(error):
                     raise
                 refused[what] = error
-        for refusal in refused.values():
-            if job["kind"] != "ElasticJob":
-                raise refusal
+        if not refused:
+            return secret
+        refusal = next(iter(refused.values()))
+        if job["kind"] == "ElasticJob":
             before = job.get("status") or {}
             status = refused_status(before if status is None else status, refusal)
             if not is_like(before, status):
                 await self._set_status(job, status)
-            raise refusal
-        return secret
+        raise refusal
 
     async def _create(self, job: _Item, action: CreateObject) -> None:
         name = action.item["metadata"]["name"]

@@ -20,7 +20,7 @@ class ClusterAccess:
 
     A kubeconfig may name programs that prove who calls (those of EKS, GKE and AKS),
     certificates (kind, kubeadm), tokens and files of tokens; in a pod it is the pod's
-    account. What ends is read, or asked for, anew.
+    account. A token that ends is read, or asked for, anew; certificates are read once.
 
     Args:
         kubeconfig: Files, as KUBECONFIG names them; by default those of KUBECONFIG, then

@@ -28,7 +28,7 @@ _Key = tuple[str, str]
 class ControlLoop:
     """Reconciles objects of a kind, each once at a time; of one event loop.
 
-    Who inherits puts informers into `_informers`, adds what has changed to `_queue`, and
+    Who inherits puts informers into `_informers`, adds what has changed to `queue`, and
     has `_reconcile`.
 
     Args:
@@ -40,6 +40,7 @@ class ControlLoop:
 
     Attributes:
         kind: Of the objects.
+        queue: Of those that are to be looked at.
         num_looks: How many looks at an object have ended how.
         look_s: How long those took in all.
     """
@@ -57,7 +58,7 @@ class ControlLoop:
         self.kind = kind
         self._num_workers = num_workers
         self._tells_all = tells_all
-        self._queue: WorkQueue[_Key] = WorkQueue()
+        self.queue: WorkQueue[_Key] = WorkQueue()
         self._told: dict[_Key, str] = {}
         self.num_looks: Counter[str] = Counter()
         self.look_s: dict[str, float] = defaultdict(float)
@@ -79,14 +80,6 @@ class ControlLoop:
         finally:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def busy_s(self) -> float:
-        """Returns for how long the longest look that goes on has taken."""
-        return self._queue.busy_s()
-
-    def num_waiting(self) -> int:
-        """Returns how many objects wait to be looked at."""
-        return len(self._queue)
-
     def unsynced(self) -> list[str]:
         """Returns the kinds of which there was no whole list yet."""
         return [k for k, one in self._informers.items() if not one.is_synced.is_set()]
@@ -105,7 +98,7 @@ class ControlLoop:
 
     async def _work(self) -> None:
         while True:
-            key = await self._queue.get()
+            key = await self.queue.get()
             began_s, outcome = time.monotonic(), "error"
             try:
                 look_again_s = await self._reconcile(key)
@@ -115,20 +108,20 @@ class ControlLoop:
                 level = logging.DEBUG if is_race else logging.WARNING
                 logger.log(level, "%s/%s is looked at again after: %s", *key, error)
                 await self._tell(key, error)
-                self._queue.retry(key, least_s)
+                self.queue.retry(key, least_s)
             except Exception as error:
                 # A job that nobody can make sense of must not end all others'.
                 logger.exception("%s/%s cannot be looked after", *key)
-                self._queue.retry(key, 1.0)
+                self.queue.retry(key, 1.0)
                 if self._tells_all:
                     with contextlib.suppress(Exception):
                         await self._tell(key, error)
             else:
                 outcome = "success"
-                self._queue.forget(key)
-                self._queue.add_after(key, look_again_s - time.monotonic())
+                self.queue.forget(key)
+                self.queue.add_after(key, look_again_s - time.monotonic())
             finally:
-                self._queue.done(key)
+                self.queue.done(key)
                 self.num_looks[outcome] += 1
                 self.look_s[outcome] += time.monotonic() - began_s
 

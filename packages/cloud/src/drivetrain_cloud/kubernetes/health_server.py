@@ -81,7 +81,7 @@ class HealthServer:
         return answer
 
     def _is_stuck(self) -> str:
-        longest_s = max((loop.busy_s() for loop in self._loops), default=0.0)
+        longest_s = max((loop.queue.busy_s() for loop in self._loops), default=0.0)
         is_stuck = longest_s > _STUCK_S
         return f"one object is worked on for {longest_s:.0f} s" if is_stuck else ""
 
@@ -120,7 +120,7 @@ class _OperatorMetrics:
             f"{prefix}reconcile_seconds", words, labels=labels
         )
         for loop in self._loops:
-            waiting.add_metric([loop.kind], loop.num_waiting())
+            waiting.add_metric([loop.kind], len(loop.queue))
             for phase, count in loop.phases().items():
                 phases.add_metric([loop.kind, phase], count)
             for outcome, count in loop.num_looks.items():

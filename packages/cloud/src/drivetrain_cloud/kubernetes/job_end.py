@@ -13,7 +13,11 @@ from drivetrain_cloud.kubernetes.job_status import (
     what_waits,
 )
 from drivetrain_cloud.kubernetes.operator_actions import delete_object
-from drivetrain_cloud.kubernetes.plain_workers import delete_pod, those_of_role
+from drivetrain_cloud.kubernetes.plain_workers import (
+    delete_pod,
+    has_finished,
+    those_of_role,
+)
 from drivetrain_cloud.kubernetes.pods import (
     controls,
     exit_words,
@@ -56,13 +60,7 @@ def end_of(observed: Observed, spec: JobSpec) -> Verdict:
         spec: What it says.
     """
     workers = [pod for pod in those_of_role(observed, "worker") if not is_leaving(pod)]
-    done = [
-        pod
-        for pod in workers
-        if has_ended(pod, "Succeeded")
-        and not is_disrupted(pod)
-        and not is_terminating(pod)
-    ]
+    done = [pod for pod in workers if has_finished(pod)]
     live = [pod for pod in workers if not has_ended(pod)]
     if done and not live:
         message = f"{len(done)} workers have ended with success"

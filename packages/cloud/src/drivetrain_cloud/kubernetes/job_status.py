@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from drivetrain_cloud.kubernetes.plain_workers import those_of_role, withdraw
+from drivetrain_cloud.kubernetes.plain_workers import (
+    present_workers,
+    those_of_role,
+    withdraw,
+)
 from drivetrain_cloud.kubernetes.pods import (
     JOB_LABEL,
     ROLE_LABEL,
@@ -111,7 +115,7 @@ def next_status(observed: Observed, spec: JobSpec, verdict: Verdict) -> _Item:
     """
     before = status_of(observed.job)
     workers = those_of_role(observed, "worker")
-    here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+    here = present_workers(observed)
     ready = [pod for pod in here if is_ready(pod)]
     failures, counted, _ = count_failures(observed)
     training = _num_training(observed, ready)

@@ -119,12 +119,12 @@ class Operator(ControlLoop):
     # ---- what has changed ----
 
     def _note_job(self, item: _Item) -> None:
-        self._queue.add(_key(item))
+        self.queue.add(_key(item))
 
     def _note_owned(self, item: _Item) -> None:
         data = item["metadata"]
         if name := (data.get("labels") or {}).get(JOB_LABEL):
-            self._queue.add((data["namespace"], name))
+            self.queue.add((data["namespace"], name))
 
     def _note_node(self, item: _Item) -> None:
         # Nodes say that they are alive all the time; only their end matters here.
@@ -149,7 +149,7 @@ class Operator(ControlLoop):
                 said, shares = repr(error), {}
             for key in shares.keys() | self._shares.keys():
                 if shares.get(key) != self._shares.get(key):
-                    self._queue.add(key)
+                    self.queue.add(key)
             self._shares = shares
             await asyncio.sleep(self._pool_s)
 
@@ -231,7 +231,7 @@ class Operator(ControlLoop):
         self._disconnect(key)
         self._connections[key] = (job["metadata"]["uid"], self._connect_to(job, secret))
         self._secrets[key] = secret
-        self._queue.add(key)
+        self.queue.add(key)
 
     def _disconnect(self, key: _Key) -> None:
         _, connection = self._connections.pop(key, ("", None))
@@ -244,7 +244,7 @@ class Operator(ControlLoop):
         self._memories.pop(key, None)
         self._shares.pop(key, None)
         self._told.pop(key, None)
-        self._queue.forget(key)
+        self.queue.forget(key)
 
 
 def _key(item: _Item) -> _Key:

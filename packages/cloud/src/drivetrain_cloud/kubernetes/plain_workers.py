@@ -79,8 +79,7 @@ def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
         spec: What it says.
         now_s: The time.
     """
-    workers = those_of_role(observed, "worker")
-    here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+    workers, here = those_of_role(observed, "worker"), present_workers(observed)
     named = _named(observed)
     left = [pod for pod in here if not is_leaving(pod)]
     staying = [pod for pod in left if pod["metadata"]["name"] not in named]
@@ -92,13 +91,12 @@ def plan_workers(observed: Observed, spec: JobSpec, now_s: float) -> WorkerPlan:
     withdrawn, due_s = withdraw(observed, spec, now_s)
     plan = WorkerPlan([*leavers, *withdrawn], min(look_again_s, due_s))
     missing = 0 if withdrawn else target - len(staying)
-    if missing > 0 or has_end(workers):
-        if has_end(workers):
-            plan.actions.extend(end_pending(here))
-            return plan
+    if any(map(has_finished, workers)):
+        plan.actions.extend(end_pending(here))
+    elif missing > 0:
         if now_s < observed.hold_until_s:
             until_s = min(plan.look_again_s, observed.hold_until_s)
-            return WorkerPlan(plan.actions, until_s)
+            return plan._replace(look_again_s=until_s)
         plan.actions.extend(make_workers(observed, spec, missing))
     elif missing < 0:
         for pod in _first_to_go(staying)[:-missing]:
@@ -144,10 +142,8 @@ def withdraw(
         spec: What it says.
         now_s: The time.
     """
-    workers = those_of_role(observed, "worker")
-    here = [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
     # Those on demand stand in for workers that wait for spot nodes all the while.
-    here = [pod for pod in here if not is_on_demand(pod)]
+    here = [pod for pod in present_workers(observed) if not is_on_demand(pod)]
     waits = [pod for pod in here if is_pending_unscheduled(pod)]
     actions: list[OperatorAction] = []
     look_again_s = math.inf
@@ -198,6 +194,12 @@ def those_of_role(observed: Observed, role: str) -> list[_Item]:
     ]
 
 
+def present_workers(observed: Observed) -> list[_Item]:
+    """Returns the workers that neither have ended nor are being deleted."""
+    workers = those_of_role(observed, "worker")
+    return [pod for pod in workers if not has_ended(pod) and not is_terminating(pod)]
+
+
 def is_on_dead_node(observed: Observed, pod: _Item) -> bool:
     """Whether the node of a pod is gone, or has said nothing for long."""
     name = pod["spec"].get("nodeName")
@@ -212,14 +214,13 @@ def next_number(observed: Observed) -> int:
     return max([-1, last, *numbers]) + 1
 
 
-def has_end(workers: Iterable[_Item]) -> bool:
-    """Whether training ends: a worker that was not asked to leave has ended well."""
-    return any(
-        has_ended(pod, "Succeeded") and not is_leaving(pod) and not is_disrupted(pod)
-        for pod in workers
-        # One that somebody deletes leaves, which is no end.
-        if not is_terminating(pod)
-    )
+def has_finished(pod: _Item) -> bool:
+    """Whether a worker has ended well, since training has.
+
+    One that is asked to leave, or that somebody deletes, ends well too.
+    """
+    is_well = has_ended(pod, "Succeeded") and not is_disrupted(pod)
+    return is_well and not is_leaving(pod) and not is_terminating(pod)
 
 
 def end_pending(workers: Iterable[_Item]) -> list[OperatorAction]:
@@ -256,9 +257,10 @@ def ask_to_leave(
     if not observed.has_control or not is_ready(pod):
         return [delete_pod(pod, reason)]
     data = pod["metadata"]
-    due = observed.stamp(spec.leave_s)
     return [
-        _annotate(pod, {LEAVING: reason, LEAVE_BY: due}, reason),
+        _annotate(
+            pod, {LEAVING: reason, LEAVE_BY: observed.stamp(spec.leave_s)}, reason
+        ),
         TellEvent(reason="WorkerLeaves", note=f"{data['name']} leaves: {reason}"),
     ]
 

@@ -20,10 +20,11 @@ from drivetrain_cloud.kubernetes.plain_workers import (
     delete_pod,
     end_leavers,
     end_pending,
-    has_end,
+    has_finished,
     make_workers,
     next_number,
     offered_now,
+    present_workers,
     those_of_role,
     withdraw,
 )
@@ -98,7 +99,7 @@ def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPl
     plan = SpotPlan(observed.memory)
     view = observed.view
     workers = those_of_role(observed, "worker")
-    if has_end(workers):
+    if any(map(has_finished, workers)):
         here = [pod for pod in workers if not is_terminating(pod)]
         plan.actions += end_pending(here)
         return plan
@@ -109,8 +110,7 @@ def plan_spot_workers(observed: Observed, spec: JobSpec, now_s: float) -> SpotPl
         if not _has_never_trained(observed):
             plan.actions, look_again_s = end_leavers(observed, spec, now_s)
             plan.look_again_s = min(look_again_s, now_s + 1.0)
-            here = [p for p in workers if not has_ended(p) and not is_terminating(p)]
-            missing = spec.replicas - len(here)
+            missing = spec.replicas - len(present_workers(observed))
             is_free = not observed.wanted_by_others and not observed.is_held
             if missing > 0 and is_free and now_s >= observed.hold_until_s:
                 plan.actions += make_workers(observed, spec, missing)

@@ -68,16 +68,16 @@ class TrainingJobController(ControlLoop):
     # ---- what has changed ----
 
     def _note_job(self, item: _Item) -> None:
-        self._queue.add((item["metadata"]["namespace"], item["metadata"]["name"]))
+        self.queue.add((item["metadata"]["namespace"], item["metadata"]["name"]))
 
     def _note_scaler(self, item: _Item) -> None:
-        self._queue.add(
+        self.queue.add(
             (item["metadata"]["namespace"], item["spec"]["selector"]["name"])
         )
 
     def _note_owned(self, item: _Item) -> None:
         data = item["metadata"]
-        self._queue.add((data["namespace"], data["labels"][TRAINING_JOB_LABEL]))
+        self.queue.add((data["namespace"], data["labels"][TRAINING_JOB_LABEL]))
 
     # ---- one job ----
 

@@ -18,7 +18,8 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=")
 # What the shell would put something else for, or do more than one thing by.
 _EXPANDED = re.compile(r"[$`*?]")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
-_PRODUCT = re.compile(r"\$\(\(\s*(\d+)\s*([-+*])\s*(\d+)\s*\)\)")
+_GOES_ON = re.compile(r"\s*(-|python)")
+_SUM = re.compile(r"\$\(\(\s*(\d+)\s*([-+*])\s*(\d+)\s*\)\)")
 _NUMBERS = {
     "-np": "num_processes",
     "--num-proc": "num_processes",
@@ -132,16 +133,17 @@ def _filled(line: str, container: Mapping[str, Any]) -> str:
         one, other = int(found[1]), int(found[3])
         return str({"+": one + other, "-": one - other, "*": one * other}[found[2]])
 
-    return _PRODUCT.sub(reckon, _VARIABLE.sub(value, line))
+    return _SUM.sub(reckon, _VARIABLE.sub(value, line))
 
 
 def _words(line: str, container: Mapping[str, Any]) -> list[str]:
     """Returns the words of a line that a shell takes for one command."""
     line = _filled(line.replace("\\\n", " ").strip(), container)
-    # Clients break one command into lines: each but the first goes on with it.
-    first, *others = line.splitlines() or [""]
-    if all(one.lstrip().startswith(("-", "python")) for one in others):
-        line = " ".join([first, *others])
+    # Clients break one command into lines: options, and at last the program.
+    *before, last = line.splitlines() or [""]
+    is_one = all(map(_GOES_ON.match, [*before[1:], last]))
+    if is_one and not any(map(_PYTHON.fullmatch, " ".join(before).split())):
+        line = " ".join([*before, last])
     if found := _EXPANDED.search(line):
         why = f"{found[0]!r} is for a shell, and none reads it"
         raise _not_known(why)

@@ -160,7 +160,7 @@ def _scale(
         patch = {
             "metadata": {
                 "annotations": {
-                    SCALED_BY: scaler["metadata"]["uid"],
+                    SCALED_BY: None if change.is_over else scaler["metadata"]["uid"],
                     LEAVE: ",".join(change.leave) or None,
                 },
                 # Nobody else's change is undone by it.

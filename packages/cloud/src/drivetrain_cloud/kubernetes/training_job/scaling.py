@@ -106,10 +106,13 @@ def next_change(
     since_s = _seconds_scaling(scaler, now)
     if change.is_over or not limit_s or since_s is None or since_s < limit_s:
         return change
-    added = change.status.get("addPods") or ()
     message = f"its workers were not ready within {limit_s} s: they are deleted"
-    left = max(1, elastic["spec"]["replicas"] - scaler["spec"]["toAdd"]["count"])
     ended = end_scaler(scaler, "TimeOut", message)
+    if not _has_scaled(scaler, elastic):
+        # The job has not grown by it, or has its size back already.
+        return ended
+    left = max(1, elastic["spec"]["replicas"] - scaler["spec"]["toAdd"]["count"])
+    added = change.status.get("addPods") or ()
     return ended._replace(replicas=left, leave=tuple(added))
 
 
